@@ -1,0 +1,48 @@
+"""What both command lines do alike: clear errors, exit codes, quiet logs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+from .errors import BaruError
+
+EXIT_ERROR = 1
+EXIT_INTERRUPTED = 130
+
+
+def run(app: typer.Typer, name: str) -> None:
+    """Run a command line. A BaruError becomes two lines on stderr and exit code 1; Ctrl-C gives 130."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        app(prog_name=name)
+    except BaruError as error:
+        console.print(f"[bold red]error:[/] {error.message}", markup=True)
+        if error.hint:
+            console.print(f"[bold]what to do:[/] {error.hint}")
+        sys.exit(EXIT_ERROR)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def configure_logs(*, verbose: bool) -> None:
+    """Log to stderr: warnings, or everything of ours when `verbose`."""
+    logging.basicConfig(
+        level=logging.WARNING,
+        format="%(message)s",
+        handlers=[RichHandler(console=Console(stderr=True), show_path=False)],
+    )
+    for name in ("baru_common", "baru_hub", "baru_micro"):
+        logging.getLogger(name).setLevel(logging.DEBUG if verbose else logging.INFO)
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON object on one line of stdout."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,140 @@
+"""The error tree. One class per thing a caller can act on; the gRPC status belongs to the class.
+
+BaruError
+├── InvalidRequest        INVALID_ARGUMENT      the request itself is wrong; do not repeat it
+│   ├── EmptyPrompt
+│   ├── PromptTooLong
+│   └── InvalidDraft
+├── Incompatible          FAILED_PRECONDITION   both sides are fine, but not for each other
+│   ├── ProtocolMismatch
+│   ├── TargetMismatch
+│   ├── TokenizerMismatch
+│   └── VocabularyMismatch
+├── NotFound              NOT_FOUND
+├── CapacityExhausted     RESOURCE_EXHAUSTED    try again after `retry_after_s`
+├── HubUnavailable        UNAVAILABLE           nobody answers, or the hub is draining
+├── HubTimeout            DEADLINE_EXCEEDED
+├── ProtocolViolation     INTERNAL              the peer broke the contract
+├── EngineFailure         INTERNAL              the target failed; other sessions go on
+├── ModelFileError        FAILED_PRECONDITION   a local model file is missing or unusable
+└── ConfigError           INVALID_ARGUMENT      an option is wrong or contradicts another
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+
+class BaruError(Exception):
+    """Base of all errors this project raises on purpose.
+
+    `hint` says what to do about it; `details` are machine-readable facts that travel with the status.
+    """
+
+    reason: ClassVar[str] = "BARU_ERROR"
+    """Stable name of the error on the wire, UPPER_SNAKE_CASE, unique in the tree."""
+    status: ClassVar[str] = "UNKNOWN"
+    """Name of the gRPC status code."""
+
+    def __init__(self, message: str, *, hint: str = "", details: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.details = dict(details or {})
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class InvalidRequest(BaruError):
+    reason, status = "INVALID_REQUEST", "INVALID_ARGUMENT"
+
+
+class EmptyPrompt(InvalidRequest):
+    reason = "EMPTY_PROMPT"
+
+
+class PromptTooLong(InvalidRequest):
+    reason = "PROMPT_TOO_LONG"
+
+
+class InvalidDraft(InvalidRequest):
+    reason = "INVALID_DRAFT"
+
+
+class Incompatible(BaruError):
+    reason, status = "INCOMPATIBLE", "FAILED_PRECONDITION"
+
+
+class ProtocolMismatch(Incompatible):
+    reason = "PROTOCOL_MISMATCH"
+
+
+class TargetMismatch(Incompatible):
+    reason = "TARGET_MISMATCH"
+
+
+class TokenizerMismatch(Incompatible):
+    reason = "TOKENIZER_MISMATCH"
+
+
+class VocabularyMismatch(Incompatible):
+    reason = "VOCABULARY_MISMATCH"
+
+
+class NotFound(BaruError):
+    reason, status = "NOT_FOUND", "NOT_FOUND"
+
+
+class CapacityExhausted(BaruError):
+    """No room now; `retry_after_s` is the hub's estimate of when there will be."""
+
+    reason, status = "CAPACITY_EXHAUSTED", "RESOURCE_EXHAUSTED"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_s: float = 1.0,
+        hint: str = "",
+        details: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint, details=details)
+        self.retry_after_s = retry_after_s
+
+
+class HubUnavailable(BaruError):
+    reason, status = "HUB_UNAVAILABLE", "UNAVAILABLE"
+
+
+class HubTimeout(BaruError):
+    reason, status = "HUB_TIMEOUT", "DEADLINE_EXCEEDED"
+
+
+class ProtocolViolation(BaruError):
+    reason, status = "PROTOCOL_VIOLATION", "INTERNAL"
+
+
+class EngineFailure(BaruError):
+    reason, status = "ENGINE_FAILURE", "INTERNAL"
+
+
+class ModelFileError(BaruError):
+    reason, status = "MODEL_FILE_ERROR", "FAILED_PRECONDITION"
+
+
+class ConfigError(BaruError):
+    reason, status = "CONFIG_ERROR", "INVALID_ARGUMENT"
+
+
+def error_tree(root: type[BaruError] = BaruError) -> Iterator[type[BaruError]]:
+    """Yield `root` and every class below it, parents first."""
+    yield root
+    for child in root.__subclasses__():
+        yield from error_tree(child)
+
+
+def error_class(reason: str) -> type[BaruError]:
+    """Return the class with this wire name; `BaruError` for one that this version does not know."""
+    return next((cls for cls in error_tree() if cls.reason == reason), BaruError)

@@ -1,0 +1,173 @@
+"""Prompts: text and chat messages to the target's ids, the same on hub, node and in local mode."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+import tokenizers
+from jinja2 import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from baru_common.errors import EmptyPrompt, InvalidRequest
+
+from .bundle import TokenizerBundle
+from .vocabulary import Vocabulary
+
+Message = Mapping[str, Any]
+"""A chat message: `role`, `content`, and what else the template reads."""
+
+# Put inside a control string that user text spells, so that it is not one: a noncharacter, which no
+# valid text holds (Unicode, section 23.7).
+_BREAK = "\ufdd0"
+
+
+class Tokenizer:
+    """A tokenizer with its chat template. Needs neither torch nor transformers."""
+
+    def __init__(self, bundle: TokenizerBundle) -> None:
+        self.bundle = bundle
+        self._tokenizer = tokenizers.Tokenizer.from_str(bundle.tokenizer_json)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The id -> bytes map."""
+        return Vocabulary.from_tokenizer_json(self.bundle.tokenizer_json)
+
+    def encode_text(self, text: str) -> list[int]:
+        """Ids of a raw prompt, with what the tokenizer itself adds (BOS, for some).
+
+        Control strings in `text` become control ids: a raw prompt is the developer's own.
+        EmptyPrompt when nothing is left to encode.
+        """
+        return _not_empty(self._tokenizer.encode(_valid(text)).ids)
+
+    def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+        """Ids of a chat prompt: those of transformers' `apply_chat_template(tokenize=True)`, but that
+        control strings spelled inside a message stay plain text and forge no turn.
+
+        EmptyPrompt without messages; InvalidRequest when there is no template or it refuses them.
+        """
+        if not messages:
+            raise EmptyPrompt("the prompt has no messages", hint="send at least one message")
+        guarded = [self._guard(message) for message in messages]
+        rendered = self._render(guarded, add_generation_prompt)
+        if _BREAK not in rendered:
+            return _not_empty(self._tokenizer.encode(rendered, add_special_tokens=False).ids)
+        return [i for piece in self._split_at_control(rendered) for i in self._encode_piece(piece)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`, control ids left out."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    # -- chat templates
+
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        if self.bundle.chat_template is None:
+            raise InvalidRequest("this target has no chat template", hint="send a text prompt instead of messages")
+        try:
+            rendered: str = self._template.render(
+                messages=messages, add_generation_prompt=add_generation_prompt, **self.bundle.special_tokens
+            )
+            return rendered
+        except (TemplateError, TypeError, KeyError) as error:
+            raise InvalidRequest(f"the chat template refuses these messages: {error}") from error
+
+    @cached_property
+    def _template(self) -> Any:
+        # The environment that templates are written for: transformers' chat_template_utils documents it.
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda fmt: datetime.now().astimezone().strftime(fmt)
+        return environment.from_string(self.bundle.chat_template or "")
+
+    # -- control strings
+
+    @cached_property
+    def _added(self) -> list[dict[str, Any]]:
+        added: list[dict[str, Any]] = json.loads(self.bundle.tokenizer_json).get("added_tokens", [])
+        return added
+
+    @cached_property
+    def _special_pattern(self) -> re.Pattern[str]:
+        return _any_of(t["content"] for t in self._added if t["special"])
+
+    @cached_property
+    def _control_pattern(self) -> re.Pattern[str]:
+        # Added tokens that are not special may be mere runs of spaces (GPT-NeoX): those forge nothing.
+        return _any_of(t["content"] for t in self._added if t["special"] or len(t["content"].strip()) > 2)
+
+    @cached_property
+    def _id_of(self) -> dict[str, int]:
+        return {t["content"]: t["id"] for t in self._added}
+
+    @cached_property
+    def _plain(self) -> tokenizers.Tokenizer:
+        """The same tokenizer without its added tokens: no text can produce a control id."""
+        return tokenizers.Tokenizer.from_str(json.dumps(json.loads(self.bundle.tokenizer_json) | {"added_tokens": []}))
+
+    def _guard(self, value: Any, *, keep_reserved: bool = False) -> Any:
+        """Copy a message with every control string in it broken.
+
+        The model's own earlier turns may hold reserved, not special, strings such as `<think>`: those
+        stay, because templates look for them there.
+        """
+        if isinstance(value, str):
+            pattern = self._special_pattern if keep_reserved else self._control_pattern
+            return pattern.sub(lambda m: m[0][:1] + _BREAK + m[0][1:], _valid(value))
+        if isinstance(value, Mapping):
+            keep = keep_reserved or value.get("role") == "assistant"
+            return {key: self._guard(item, keep_reserved=keep) for key, item in value.items()}
+        if isinstance(value, Sequence):
+            return [self._guard(item, keep_reserved=keep_reserved) for item in value]
+        return value
+
+    def _split_at_control(self, rendered: str) -> list[str]:
+        """Pieces of `rendered`: the template's own control strings, and the text between them."""
+        return [piece for piece in re.split(f"({self._control_pattern.pattern})", rendered) if piece]
+
+    def _encode_piece(self, piece: str) -> list[int]:
+        if self._control_pattern.fullmatch(piece):
+            return [self._id_of[piece]]
+        text = piece.replace(_BREAK, "")
+        ids = self._plain.encode(text, add_special_tokens=False).ids
+        if not set(self._id_of.values()).isdisjoint(ids):  # the model's own vocabulary spells one, too
+            ids = [i for character in text for i in self._plain.encode(character, add_special_tokens=False).ids]
+        return list(ids)
+
+
+def _any_of(strings: Iterable[str]) -> re.Pattern[str]:
+    """A pattern of literal strings, longest first because one may start with another; none: matches nothing."""
+    return re.compile("|".join(map(re.escape, sorted(strings, key=len, reverse=True))) or r"(?!)")
+
+
+def _valid(text: str) -> str:
+    """Return `text`; InvalidRequest for what is not valid Unicode text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"the text holds a lone surrogate at index {error.start}", hint="send valid Unicode"
+        ) from error
+    return text.replace(_BREAK, "\ufffd")
+
+
+def _not_empty(ids: Sequence[int]) -> list[int]:
+    if not ids:
+        raise EmptyPrompt("the prompt is empty", hint="send at least one token")
+    return list(ids)
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)

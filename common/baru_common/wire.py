@@ -1,0 +1,247 @@
+"""The only translation between frames and protobuf messages, and between errors and gRPC statuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from baru.drafting.v1 import drafting_pb2 as pb
+
+from . import errors, frames
+from .sampling import SamplingParams
+
+ERROR_DOMAIN = "drafting.baru"
+_T = TypeVar("_T")
+
+# -- frames to messages
+
+
+def encode_request(frame: frames.NodeFrame) -> pb.DecodeRequest:
+    """Return the message of a frame from node to hub."""
+    if isinstance(frame, frames.Draft):
+        return pb.DecodeRequest(
+            draft=pb.Draft(
+                epoch=frame.epoch,
+                chain_id=frame.chain_id,
+                base=frame.base,
+                offset=frame.offset,
+                token_ids=frame.token_ids,
+            )
+        )
+    if isinstance(frame, frames.Open):
+        return pb.DecodeRequest(open=_encode_open(frame))
+    if isinstance(frame, frames.Heartbeat):
+        return pb.DecodeRequest(heartbeat=pb.Heartbeat(sequence=frame.sequence, sent_ns=frame.sent_ns))
+    return pb.DecodeRequest(cancel=pb.Cancel())
+
+
+def encode_response(frame: frames.HubFrame) -> pb.DecodeResponse:
+    """Return the message of a frame from hub to node."""
+    if isinstance(frame, frames.Verdict):
+        return pb.DecodeResponse(
+            verdict=pb.Verdict(
+                epoch=frame.epoch,
+                base=frame.base,
+                num_verified=frame.num_verified,
+                num_accepted=frame.num_accepted,
+                token_ids=frame.token_ids,
+                chain_id=frame.chain_id,
+                depth_hint=frame.depth_hint,
+            )
+        )
+    if isinstance(frame, frames.Heartbeat):
+        return pb.DecodeResponse(heartbeat=pb.Heartbeat(sequence=frame.sequence, sent_ns=frame.sent_ns))
+    if isinstance(frame, frames.Opened):
+        return pb.DecodeResponse(
+            opened=pb.Opened(
+                session_id=frame.session_id,
+                epoch=frame.epoch,
+                num_committed=frame.num_committed,
+                max_draft_ahead=frame.max_draft_ahead,
+            )
+        )
+    reason = pb.FinishReason.Value(f"FINISH_REASON_{frame.reason.name}")
+    return pb.DecodeResponse(finished=pb.Finished(reason=reason, usage=pb.Usage(**vars(frame.usage))))
+
+
+def _encode_open(frame: frames.Open) -> pb.Open:
+    params = frame.params
+    return pb.Open(
+        protocol_revision=frame.protocol_revision,
+        target_fingerprint=frame.target_fingerprint,
+        tokenizer_digest=frame.tokenizer_digest,
+        prompt_ids=frame.prompt_ids,
+        params=pb.SamplingParams(
+            max_tokens=params.max_tokens,
+            temperature=params.temperature,
+            seed=params.seed,
+            ignore_eos=params.ignore_eos,
+            stop_ids=params.stop_ids,
+        ),
+        drafter=pb.DrafterInfo(**vars(frame.drafter)) if frame.drafter else None,
+    )
+
+
+def encode_description(hub: frames.HubDescription) -> pb.DescribeResponse:
+    """Return the message that describes a hub."""
+    return pb.DescribeResponse(**(vars(hub) | {"limits": pb.Limits(**vars(hub.limits))}))
+
+
+# -- messages to frames
+
+
+def decode_request(message: pb.DecodeRequest) -> frames.NodeFrame:
+    """Return the frame of a message from a node.
+
+    InvalidRequest for values that are wrong whatever the session's state. Limits that depend on the
+    session are checked there.
+    """
+    kind = message.WhichOneof("frame")
+    if kind == "draft":
+        draft = message.draft
+        return frames.Draft(draft.epoch, draft.chain_id, draft.base, draft.offset, tuple(draft.token_ids))
+    if kind == "heartbeat":
+        return frames.Heartbeat(message.heartbeat.sequence, message.heartbeat.sent_ns)
+    if kind == "open":
+        return _decode_open(message.open)
+    if kind == "cancel":
+        return frames.Cancel()
+    raise errors.InvalidRequest(
+        "a frame of a kind that this hub does not know", hint="use the same release on hub and node"
+    )
+
+
+def _decode_open(message: pb.Open) -> frames.Open:
+    params = message.params
+    drafter = message.drafter if message.HasField("drafter") else None
+    if drafter is not None and not 1 <= len(drafter.family) <= 64:
+        raise errors.InvalidRequest("drafter.family must have 1 to 64 characters")
+    return frames.Open(
+        prompt_ids=tuple(message.prompt_ids),
+        params=SamplingParams(
+            max_tokens=params.max_tokens if params.HasField("max_tokens") else None,
+            temperature=params.temperature,
+            seed=params.seed if params.HasField("seed") else None,
+            ignore_eos=params.ignore_eos,
+            stop_ids=tuple(params.stop_ids),
+        ),
+        target_fingerprint=message.target_fingerprint,
+        tokenizer_digest=message.tokenizer_digest,
+        drafter=drafter and frames.DrafterInfo(drafter.family, drafter.vocabulary_digest),
+        protocol_revision=message.protocol_revision,
+    )
+
+
+def decode_response(message: pb.DecodeResponse) -> frames.HubFrame:
+    """Return the frame of a message from a hub; ProtocolViolation for one that makes no sense."""
+    kind = message.WhichOneof("frame")
+    if kind == "verdict":
+        v = message.verdict
+        if not v.token_ids or v.num_accepted > v.num_verified or len(v.token_ids) > v.num_accepted + 1:
+            raise errors.ProtocolViolation(f"the hub sent a verdict that contradicts itself: {v!r}")
+        return frames.Verdict(
+            v.epoch, v.base, v.num_verified, v.num_accepted, tuple(v.token_ids), v.chain_id, v.depth_hint
+        )
+    if kind == "heartbeat":
+        return frames.Heartbeat(message.heartbeat.sequence, message.heartbeat.sent_ns)
+    if kind == "opened":
+        o = message.opened
+        return frames.Opened(o.session_id, o.epoch, o.num_committed, o.max_draft_ahead)
+    if kind == "finished":
+        reason = pb.FinishReason.Name(message.finished.reason).removeprefix("FINISH_REASON_")
+        return frames.Finished(frames.FinishReason[reason], frames.Usage(**_fields(message.finished.usage)))
+    raise errors.ProtocolViolation(
+        "the hub sent a frame of an unknown kind", hint="use the same release on hub and node"
+    )
+
+
+def decode_description(message: pb.DescribeResponse) -> frames.HubDescription:
+    """Return what a hub says of itself."""
+    fields = _fields(message) | {
+        "eos_ids": tuple(message.eos_ids),
+        "limits": frames.Limits(**_fields(message.limits)),
+    }
+    return frames.HubDescription(**fields)
+
+
+def _fields(message: Any) -> dict[str, Any]:
+    return {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
+
+
+# -- errors
+
+
+def to_status(error: errors.BaruError) -> grpc.Status:
+    """Return the gRPC status of `error`, with `google.rpc.ErrorInfo` (and RetryInfo) as details."""
+    info = error_details_pb2.ErrorInfo(
+        reason=error.reason,
+        domain=ERROR_DOMAIN,
+        metadata=error.details | ({"hint": error.hint} if error.hint else {}),
+    )
+    details = [_pack(info)]
+    if isinstance(error, errors.CapacityExhausted):
+        delay = Duration()
+        delay.FromMilliseconds(round(error.retry_after_s * 1000))
+        details.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
+    code = getattr(grpc.StatusCode, error.status)
+    described: grpc.Status = rpc_status.to_status(
+        status_pb2.Status(code=code.value[0], message=error.message, details=details)
+    )
+    return described
+
+
+def _pack(message: Any) -> AnyMessage:
+    packed = AnyMessage()
+    packed.Pack(message)
+    return packed
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError) -> errors.BaruError:
+    """Return the error that `to_status` described, or the nearest one for a bare status."""
+    found: dict[str, Any] = {}
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin":
+            found = _read_details(status_pb2.Status.FromString(value))
+    if "info" not in found:
+        return _from_bare_status(error)
+    details = dict(found["info"].metadata)
+    arguments: dict[str, Any] = {"hint": details.pop("hint", ""), "details": details}
+    cls = errors.error_class(found["info"].reason)
+    if issubclass(cls, errors.CapacityExhausted) and "retry" in found:
+        arguments["retry_after_s"] = found["retry"].retry_delay.ToMilliseconds() / 1000
+    return cls(error.details() or "", **arguments)
+
+
+def _read_details(status: status_pb2.Status) -> dict[str, Any]:
+    readers: dict[str, Callable[[], Any]] = {
+        "info": error_details_pb2.ErrorInfo,
+        "retry": error_details_pb2.RetryInfo,
+    }
+    found = {}
+    for detail in status.details:
+        for name, reader in readers.items():
+            message = reader()
+            if detail.Unpack(message):
+                found[name] = message
+    return found
+
+
+def _from_bare_status(error: grpc.aio.AioRpcError) -> errors.BaruError:
+    message = error.details() or error.code().name
+    bare: dict[grpc.StatusCode, type[errors.BaruError]] = {
+        grpc.StatusCode.UNAVAILABLE: errors.HubUnavailable,
+        grpc.StatusCode.DEADLINE_EXCEEDED: errors.HubTimeout,
+        grpc.StatusCode.RESOURCE_EXHAUSTED: errors.CapacityExhausted,
+        grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequest,
+        grpc.StatusCode.NOT_FOUND: errors.NotFound,
+        grpc.StatusCode.FAILED_PRECONDITION: errors.Incompatible,
+        grpc.StatusCode.UNIMPLEMENTED: errors.ProtocolMismatch,
+        grpc.StatusCode.INTERNAL: errors.ProtocolViolation,
+    }
+    return bare.get(error.code(), errors.BaruError)(message)

@@ -1,0 +1,1 @@
+"""The hub: one target model that verifies what many nodes draft."""

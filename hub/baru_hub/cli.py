@@ -1,0 +1,119 @@
+"""`baru-hub`: run the hub service."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import AbstractContextManager
+from typing import Annotated
+
+import typer
+import uvloop
+from rich.console import Console
+
+from baru_common import __version__
+from baru_common.cli_support import configure_logs, print_json, run
+from baru_common.model_files import DEFAULT_TARGET
+
+from .config import DEFAULT_LISTEN, HubConfig
+from .engines import Engine
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+
+
+@app.callback()
+def _app() -> None:
+    """The hub: one target model that verifies what many nodes draft."""
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+@app.command()
+def serve(
+    target: Annotated[
+        str, typer.Option(help="Target model: a name, a Hugging Face folder, or a .gguf file.")
+    ] = DEFAULT_TARGET,
+    listen: Annotated[str, typer.Option(help="HOST:PORT to serve on; port 0 takes a free one.")] = DEFAULT_LISTEN,
+    dtype: Annotated[str, typer.Option(help="Numeric type of the target: bfloat16, float32 or float16.")] = "bfloat16",
+    device: Annotated[str, typer.Option(help="Device of the target, as torch names it.")] = "cpu",
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads of the target; 0 leaves the choice to torch.")] = 0,
+    max_sessions: Annotated[int, typer.Option(help="Most sessions at a time.")] = HubConfig.max_sessions,
+    max_depth: Annotated[
+        int, typer.Option(help="Most draft ids checked per session and step; 0: no drafting.")
+    ] = HubConfig.max_depth,
+    patience_ms: Annotated[float, typer.Option(help="Longest wait for a node's next draft.")] = HubConfig.patience_ms,
+    drain_grace_s: Annotated[float, typer.Option(help="Time to finish after SIGTERM.")] = HubConfig.drain_grace_s,
+    reflection: Annotated[bool, typer.Option("--reflection", help="Serve gRPC reflection.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Say what happens as JSON lines.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+) -> None:
+    """Load the target and serve it until SIGTERM or Ctrl-C, which let running sessions finish."""
+    configure_logs(verbose=verbose)
+    config = HubConfig(
+        listen=listen,
+        max_sessions=max_sessions,
+        max_depth=max_depth,
+        max_draft_ahead=max(HubConfig.max_draft_ahead, 2 * max_depth),
+        patience_ms=patience_ms,
+        drain_grace_s=drain_grace_s,
+        reflection=reflection,
+    )
+    say = Say(json_output=json_output)
+    with say.loading(target):
+        engine = _load_engine(target, dtype, device, threads)
+    uvloop.run(_serve(engine, config, say))
+
+
+class Say:
+    """Tells a person, or a script, what the hub is doing."""
+
+    def __init__(self, *, json_output: bool) -> None:
+        self._json = json_output
+        self._console = Console(stderr=True, highlight=False)
+
+    def loading(self, target: str) -> AbstractContextManager[object]:
+        """Show that the target loads, while it does."""
+        self.event("loading", target=target)
+        return self._console.status(f"loading {target} ...")
+
+    def event(self, event: str, **facts: str) -> None:
+        """Report one event: a JSON line, or a line of text."""
+        if self._json:
+            print_json({"event": event, **facts})
+        elif event != "loading":
+            self._console.print(f"[bold]{event}[/]  " + "  ".join(f"{k} {v}" for k, v in facts.items()))
+
+
+def _load_engine(target: str, dtype: str, device: str, threads: int) -> Engine:
+    import torch
+
+    from baru_common.model_files import load
+
+    from .engines.transformers import TransformersEngine
+
+    if threads:
+        torch.set_num_threads(threads)
+    return TransformersEngine(load(target, dtype=dtype, device=device))
+
+
+async def _serve(engine: Engine, config: HubConfig, say: Say) -> None:
+    from .server import running_hub
+
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with running_hub(engine, config) as hub:
+        say.event("ready", address=hub.address, target=engine.spec.target_name, engine=engine.spec.engine)
+        await stop.wait()
+        say.event("draining", sessions=str(hub.verifier.num_sessions))
+        await hub.drain(config.drain_grace_s)
+    say.event("stopped")
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    run(app, "baru-hub")

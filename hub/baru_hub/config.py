@@ -1,0 +1,69 @@
+"""Settings of the hub service: parsed once, checked once, passed in."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from baru_common.channel_options import MAX_MESSAGE_BYTES
+from baru_common.errors import ConfigError
+
+DEFAULT_LISTEN = "127.0.0.1:7443"
+
+
+@dataclass(frozen=True)
+class HubConfig:
+    """What `baru-hub serve` runs with. ConfigError names the setting that is wrong."""
+
+    listen: str = DEFAULT_LISTEN
+    """Address to serve on, HOST:PORT; port 0 takes a free one. Loopback only until mTLS is built."""
+    max_sessions: int = 16
+    """Most sessions at a time."""
+    max_depth: int = 8
+    """Most draft ids checked per session and step; 0 turns drafting off."""
+    max_draft_ahead: int = 16
+    """Most drafted ids past the committed length that the hub keeps per session."""
+    patience_ms: float = 10.0
+    """Longest wait for a node's answer to the last verdict."""
+    max_prefill: int = 512
+    """Most prompt ids fed in one step."""
+    drain_grace_s: float = 10.0
+    """Time that running sessions get to finish after SIGTERM."""
+    reflection: bool = False
+    """Serve gRPC reflection, for debugging."""
+
+    def __post_init__(self) -> None:
+        host, port = split_address(self.listen)
+        if not _is_loopback(host):
+            raise ConfigError(
+                f"listen is {self.listen}: {host} is not a loopback address, and this hub has no mTLS yet",
+                hint="listen on 127.0.0.1 or [::1]",
+            )
+        if not 0 <= port < 1 << 16:
+            raise ConfigError(f"listen is {self.listen}: {port} is not a port", hint="use 0 to 65535")
+        for name, least in (("max_sessions", 1), ("max_depth", 0), ("max_prefill", 1), ("patience_ms", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)}, must be at least {least}")
+        if self.max_draft_ahead < self.max_depth:
+            raise ConfigError(
+                f"max_draft_ahead is {self.max_draft_ahead}, must be at least max_depth ({self.max_depth})"
+            )
+
+    @property
+    def max_message_bytes(self) -> int:
+        return MAX_MESSAGE_BYTES
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Split HOST:PORT, [IPV6]:PORT; ConfigError for anything else."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal():
+        raise ConfigError(f"{address!r} is not an address", hint="use HOST:PORT, e.g. 127.0.0.1:7443")
+    return host.strip("[]"), int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

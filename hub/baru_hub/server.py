@@ -1,0 +1,81 @@
+"""The hub service: a gRPC server with health, and its end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from baru.drafting.v1 import drafting_pb2, drafting_pb2_grpc
+from baru_common.channel_options import SERVER_OPTIONS
+from baru_common.errors import ConfigError
+from baru_common.frames import Limits
+
+from .config import HubConfig, split_address
+from .engines import Engine
+from .scheduler import TurnScheduler
+from .servicer import DraftingServicer
+from .verifier import Verifier
+
+SERVICE = drafting_pb2.DESCRIPTOR.services_by_name["DraftingService"].full_name
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A running hub."""
+
+    address: str
+    """Where it listens, with the port that was taken."""
+    verifier: Verifier
+    server: grpc.aio.Server
+    health: health.aio.HealthServicer
+
+    async def drain(self, grace_s: float) -> None:
+        """Tell health checks, admit nobody, and give running sessions `grace_s` to end."""
+        await self.health.enter_graceful_shutdown()
+        await self.verifier.drain(grace_s)
+
+
+@asynccontextmanager
+async def running_hub(engine: Engine, config: HubConfig) -> AsyncIterator[Hub]:
+    """Serve `engine` while the block runs; ConfigError when the address cannot be taken."""
+    limits = Limits(
+        max_sessions=config.max_sessions,
+        max_prompt_tokens=engine.spec.context_limit - 1,
+        max_draft_ahead=config.max_draft_ahead,
+        max_message_bytes=config.max_message_bytes,
+    )
+    scheduler = TurnScheduler(config.max_depth, config.patience_ms / 1000, config.max_prefill)
+    async with Verifier(engine, scheduler, limits) as verifier:
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        drafting_pb2_grpc.add_DraftingServiceServicer_to_server(DraftingServicer(verifier), server)
+        health_servicer = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+        if config.reflection:
+            _add_reflection(server)
+        address = _bind(server, config.listen)
+        await server.start()
+        for name in ("", SERVICE):
+            await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+        try:
+            yield Hub(address, verifier, server, health_servicer)
+        finally:
+            await server.stop(grace=None)
+
+
+def _bind(server: grpc.aio.Server, listen: str) -> str:
+    host, _ = split_address(listen)
+    try:
+        port = server.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise ConfigError(f"cannot listen on {listen}", hint="another program may use the port") from error
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _add_reflection(server: grpc.aio.Server) -> None:
+    from grpc_reflection.v1alpha import reflection
+
+    reflection.enable_server_reflection([SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME], server)

@@ -1,0 +1,118 @@
+"""The state of one session at the hub, and the two moves it makes: hand out a block, take in a result.
+
+ids        [0, num_prompt)  [num_prompt, num_committed)      committed; the node's copy is the truth
+KV cache   [0, num_cached)                                   num_cached <= num_committed - 1
+pending    [num_cached, num_committed)                       committed, not yet fed: a whole prompt at
+                                                             first, one id from then on
+one step   feeds pending, then k draft ids                   rows from the last pending id on decide
+after it   committed += accepted + 1, cached = committed - 1 rows fed but rejected are gone
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from baru_common.frames import Finished, FinishReason, Usage, Verdict
+
+from .acceptance import accept, stop
+from .mailbox import Mailbox
+
+
+@dataclass(frozen=True)
+class Block:
+    """What one session feeds in one step."""
+
+    pending: tuple[int, ...]
+    """Committed ids not yet in the cache, at least one."""
+    draft: tuple[int, ...] = ()
+    """Draft ids to check, none unless `decides`."""
+    decides: bool = True
+    """The last pending row and the draft rows decide ids; False for a piece of a prompt with more to come."""
+
+
+@dataclass
+class Session:
+    """One generation. Pure state: no clock, no I/O, no model."""
+
+    session_id: str
+    epoch: int
+    num_prompt: int
+    max_length: int
+    """Most committed ids: prompt and output, bounded by request and context."""
+    stop_ids: frozenset[int]
+    mailbox: Mailbox
+    has_drafter: bool
+    committed: list[int]
+    num_cached: int = 0
+    finish: FinishReason | None = None
+    num_steps: int = 0
+    num_verified: int = 0
+    num_accepted: int = 0
+    last_step_s: float = field(default=float("-inf"))
+    """Clock of the last verdict, for the scheduler."""
+
+    @property
+    def num_pending(self) -> int:
+        return len(self.committed) - self.num_cached
+
+    @property
+    def prefilling(self) -> bool:
+        """The prompt is not wholly in the cache yet."""
+        return self.num_pending > 1
+
+    @property
+    def room(self) -> int:
+        """Ids that may still be emitted."""
+        return self.max_length - len(self.committed)
+
+    def next_block(self, max_draft: int, max_pending: int) -> Block:
+        """Return what to feed next: at most `max_pending` committed ids and `max_draft` draft ids."""
+        pending = self.committed[self.num_cached : self.num_cached + max_pending]
+        if len(pending) < self.num_pending:
+            return Block(tuple(pending), decides=False)
+        # One id is emitted in any case, so a draft of all the room could not be used whole.
+        depth = min(max_draft, self.room - 1)
+        return Block(tuple(pending), tuple(self.mailbox.usable(self.committed)[:depth]))
+
+    def take(self, block: Block, decided: Sequence[int]) -> Verdict | None:
+        """Commit what the target decided for `block`; None for a piece of a prompt.
+
+        After it `num_cached` says how many ids the engine's cache must be cut to.
+        """
+        if not block.decides:
+            self.num_cached += len(block.pending)
+            return None
+        outcome = stop(accept(block.draft, decided), self.stop_ids, self.room)
+        base = len(self.committed)
+        self.committed.extend(outcome.emitted)
+        self.num_cached = len(self.committed) - 1
+        self.finish = outcome.finish
+        self.num_steps += 1
+        self.num_verified += outcome.num_verified
+        self.num_accepted += outcome.num_accepted
+        return Verdict(
+            epoch=self.epoch,
+            base=base,
+            num_verified=outcome.num_verified,
+            num_accepted=outcome.num_accepted,
+            token_ids=outcome.emitted,
+            chain_id=self.mailbox.chain_id if outcome.num_verified else 0,
+            depth_hint=self.mailbox.max_ahead,
+        )
+
+    def finished(self, reason: FinishReason) -> Finished:
+        """Return the closing frame."""
+        num_drafted = self.mailbox.num_drafted
+        usage = Usage(
+            num_prompt=self.num_prompt,
+            num_emitted=len(self.committed) - self.num_prompt,
+            num_steps=self.num_steps,
+            num_drafted=num_drafted,
+            num_verified=self.num_verified,
+            num_accepted=self.num_accepted,
+            num_rejected=self.num_verified - self.num_accepted,
+            num_discarded=num_drafted - self.num_verified,
+            num_stale_frames=self.mailbox.num_stale_frames,
+        )
+        return Finished(reason, usage)

@@ -1,0 +1,299 @@
+"""The loop: schedule, forward, accept, commit; and the sessions that it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Protocol
+
+from baru_common import __version__
+from baru_common.errors import (
+    BaruError,
+    CapacityExhausted,
+    EmptyPrompt,
+    EngineFailure,
+    HubUnavailable,
+    InvalidRequest,
+    PromptTooLong,
+    ProtocolMismatch,
+    TargetMismatch,
+    TokenizerMismatch,
+    VocabularyMismatch,
+)
+from baru_common.frames import (
+    PROTOCOL_REVISION,
+    Draft,
+    Finished,
+    FinishReason,
+    HubDescription,
+    HubFrame,
+    Limits,
+    Open,
+    Opened,
+)
+
+from .engines import Engine, EngineSpec, Feed
+from .mailbox import Mailbox
+from .scheduler import Plan
+from .session import Block, Session
+
+_log = logging.getLogger(__name__)
+
+
+class Scheduler(Protocol):
+    """Decides the next step; see `scheduler`."""
+
+    def plan(self, sessions: list[Session], now_s: float) -> Plan: ...
+
+
+class LiveSession:
+    """One session as its stream sees it: drafts go in, frames come out."""
+
+    def __init__(self, state: Session, sequence: int, wake: Callable[[], None]) -> None:
+        self.state = state
+        self.sequence = sequence
+        self.closed = False
+        self._wake = wake
+        self._outbox: asyncio.Queue[HubFrame | BaruError] = asyncio.Queue()
+
+    @property
+    def runs(self) -> bool:
+        """The loop still has work to do for it."""
+        return not self.closed and self.state.finish is None
+
+    def draft(self, draft: Draft) -> None:
+        """Take in drafted ids; InvalidDraft when they are wrong."""
+        if draft.epoch != self.state.epoch:
+            self.state.mailbox.num_stale_frames += 1
+            return
+        self.state.mailbox.put(draft, len(self.state.committed))
+        self._wake()
+
+    def send(self, frame: HubFrame) -> None:
+        """Queue a frame for the node."""
+        self._outbox.put_nowait(frame)
+
+    def finish(self, reason: FinishReason) -> None:
+        """End well: the closing frame is the last one. Nothing to do when it has ended before."""
+        if not self.closed:
+            self.send(self.state.finished(reason))
+            self.close()
+
+    def fail(self, error: BaruError) -> None:
+        """End with an error: `frames` raises it after the frames queued so far."""
+        if not self.closed:
+            self._outbox.put_nowait(error)
+            self.close()
+
+    def close(self) -> None:
+        """Stop working for this session; its memory is given back before the next step."""
+        self.closed = True
+        self._wake()
+
+    async def frames(self) -> AsyncIterator[HubFrame]:
+        """Yield frames for the node, `Finished` last; raise what `fail` was given."""
+        while True:
+            item = await self._outbox.get()
+            if isinstance(item, BaruError):
+                raise item
+            yield item
+            if isinstance(item, Finished):
+                return
+
+
+class Verifier:
+    """Serves sessions on one engine. An async context manager: the loop runs inside it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        scheduler: Scheduler,
+        limits: Limits,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._scheduler = scheduler
+        self._limits = limits
+        self._clock = clock
+        self._live: list[LiveSession] = []
+        self._draining = False
+        self._awake = asyncio.Event()
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="baru-engine")
+        self._loop_task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Verifier:
+        self._loop_task = asyncio.create_task(self._run(), name="baru-verifier")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for live in self._live:
+            live.fail(HubUnavailable("the hub is stopping", hint="try again when it is back"))
+        if self._loop_task:
+            self._loop_task.cancel()
+            await asyncio.gather(self._loop_task, return_exceptions=True)
+        self._worker.shutdown()
+        self._release_closed()
+
+    # -- what streams call
+
+    @property
+    def spec(self) -> EngineSpec:
+        return self._engine.spec
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that hold memory."""
+        return len(self._live)
+
+    def describe(self) -> HubDescription:
+        """Say what is served, within which limits."""
+        spec = self.spec
+        return HubDescription(
+            protocol_revision=PROTOCOL_REVISION,
+            hub_version=__version__,
+            engine=spec.engine,
+            target_name=spec.target_name,
+            target_fingerprint=spec.fingerprint,
+            tokenizer_digest=spec.bundle.digest,
+            vocabulary_digest=spec.vocabulary.digest,
+            vocabulary_size=spec.vocabulary.size,
+            eos_ids=spec.eos_ids,
+            context_limit=spec.context_limit,
+            limits=self._limits,
+        )
+
+    def open(self, request: Open) -> LiveSession:
+        """Admit a session and queue its `Opened`; a BaruError says why not."""
+        check_open(request, self.spec, self._limits)
+        if self._draining:
+            raise HubUnavailable("the hub is draining", hint="use another hub, or try again when it is back")
+        if len(self._live) >= self._limits.max_sessions:
+            raise CapacityExhausted(f"all {self._limits.max_sessions} sessions are taken", hint="try again later")
+        live = self._admit(request)
+        self._live.append(live)
+        state = live.state
+        max_draft_ahead = self._limits.max_draft_ahead if request.drafter else 0
+        live.send(Opened(state.session_id, state.epoch, len(state.committed), max_draft_ahead))
+        self._awake.set()
+        return live
+
+    async def drain(self, grace_s: float) -> None:
+        """Admit nobody any more and wait until the running sessions ended, at most `grace_s`."""
+        self._draining = True
+        deadline = self._clock() + grace_s
+        while any(live.runs for live in self._live) and self._clock() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+    # -- the loop
+
+    async def _run(self) -> None:
+        while True:
+            self._awake.clear()
+            self._release_closed()
+            plan = self._scheduler.plan([live.state for live in self._live], self._clock())
+            if plan.blocks:
+                await self._step(plan)
+            else:
+                await self._sleep(plan.wait_s)
+
+    async def _step(self, plan: Plan) -> None:
+        lives = {live.state.session_id: live for live in self._live}
+        work = [(lives[state.session_id], block) for state, block in plan.blocks]
+        feeds = [Feed(live.sequence, live.state.num_cached, block) for live, block in work]
+        try:
+            decided = await self._in_worker(feeds)
+        except Exception as error:  # the engine may fail in its own ways; only its own batch pays
+            _log.exception("a verification step of %d sessions failed", len(work))
+            failure = error if isinstance(error, BaruError) else EngineFailure(f"the target failed: {error}")
+            for live, _ in work:
+                live.fail(failure)
+            return
+        for (live, block), ids in zip(work, decided, strict=True):
+            self._commit(live, block, ids)
+
+    def _commit(self, live: LiveSession, block: Block, decided: list[int]) -> None:
+        if live.closed:  # cancelled while its block was under way
+            return
+        verdict = live.state.take(block, decided)
+        live.state.last_step_s = self._clock()
+        if verdict:
+            live.send(verdict)
+        if live.state.finish:
+            live.finish(live.state.finish)
+
+    async def _in_worker(self, feeds: list[Feed]) -> list[list[int]]:
+        future = asyncio.get_running_loop().run_in_executor(self._worker, self._engine.verify, feeds)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            # The thread cannot be interrupted, and nothing may be freed under it.
+            await asyncio.wait([future])
+            raise
+
+    async def _sleep(self, wait_s: float | None) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._awake.wait(), wait_s)
+
+    # -- admission and release
+
+    def _admit(self, request: Open) -> LiveSession:
+        spec, params = self.spec, request.params
+        room = spec.context_limit - len(request.prompt_ids)
+        max_length = len(request.prompt_ids) + min(params.max_tokens or room, room)
+        state = Session(
+            session_id=secrets.token_urlsafe(16),
+            epoch=1,
+            num_prompt=len(request.prompt_ids),
+            max_length=max_length,
+            stop_ids=frozenset(params.stop_ids) | frozenset(() if params.ignore_eos else spec.eos_ids),
+            mailbox=Mailbox(spec.vocabulary.size, self._limits.max_draft_ahead),
+            has_drafter=request.drafter is not None,
+            committed=list(request.prompt_ids),
+        )
+        return LiveSession(state, self._engine.allocate(max_length), self._awake.set)
+
+    def _release_closed(self) -> None:
+        for live in [live for live in self._live if live.closed]:
+            self._engine.free(live.sequence)
+            self._live.remove(live)
+
+
+def check_open(request: Open, spec: EngineSpec, limits: Limits) -> None:
+    """Raise the BaruError that says why `request` cannot be served here, if it cannot."""
+    if request.protocol_revision != PROTOCOL_REVISION:
+        raise ProtocolMismatch(
+            f"the node speaks protocol revision {request.protocol_revision}, this hub {PROTOCOL_REVISION}",
+            hint="use the same release on hub and node",
+        )
+    if request.target_fingerprint != spec.fingerprint:
+        raise TargetMismatch("the hub serves another target than the node expects", hint="connect again")
+    if request.tokenizer_digest != spec.bundle.digest:
+        raise TokenizerMismatch("the node uses another tokenizer than the target's", hint="connect again to fetch it")
+    if request.drafter and request.drafter.vocabulary_digest not in (b"", spec.vocabulary.digest):
+        raise VocabularyMismatch(
+            f"the node's {request.drafter.family} drafter has another vocabulary than the target",
+            hint="use a drafter that was made for this target's tokenizer",
+        )
+    if not request.prompt_ids:
+        raise EmptyPrompt("the prompt is empty", hint="send at least one token")
+    most = min(limits.max_prompt_tokens, spec.context_limit - 1)
+    if len(request.prompt_ids) > most:
+        raise PromptTooLong(
+            f"the prompt has {len(request.prompt_ids)} tokens, at most {most} are allowed",
+            hint="shorten the prompt",
+        )
+    for name, ids in (("prompt_ids", request.prompt_ids), ("stop_ids", request.params.stop_ids)):
+        if max(ids, default=0) >= spec.vocabulary.size:
+            raise InvalidRequest(
+                f"{name} holds {max(ids)}, which is outside the vocabulary of {spec.vocabulary.size}",
+                details={"param": name},
+            )

@@ -1,0 +1,179 @@
+"""`baru-micro`: generate through a hub, and find out what is wrong when it does not work."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Coroutine
+from dataclasses import asdict
+from enum import Enum
+from typing import Annotated, Any, TypeVar
+
+import typer
+import uvloop
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from baru_common import __version__
+from baru_common.cli_support import EXIT_ERROR, configure_logs, print_json, run
+from baru_common.errors import ConfigError
+from baru_common.sampling import SamplingParams
+
+from .client import MicroNode, Prompt
+from .doctor import Check, Doctor
+from .events import Finish, Kind, Piece, Step
+
+DEFAULT_HUB = "127.0.0.1:7443"
+_STYLES = {Kind.ACCEPTED: "green", Kind.CORRECTION: "bold yellow", Kind.BONUS: "cyan", Kind.PLAIN: "default"}
+# Text from a model never drives the terminal: no escape sequences, no carriage returns.
+_CONTROLS = {c: "\ufffd" for c in (*range(0x20), 0x7F, *range(0x80, 0xA0)) if c not in (0x09, 0x0A)}
+
+_T = TypeVar("_T")
+_Hub = Annotated[str, typer.Option("--hub", envvar="BARU_HUB", help="Hub to use, HOST:PORT.")]
+_Drafter = Annotated[str, typer.Option("--drafter", help="ngram, causal_lm:PATH or none.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+_Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+
+
+@app.callback()
+def _app() -> None:
+    """The node: drafts, and has the hub's target verify."""
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to ask; - reads it from standard input.")],
+    hub: _Hub = DEFAULT_HUB,
+    drafter: _Drafter = "ngram",
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens to generate; default: all the context takes.")
+    ] = 512,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end-of-sequence token.")] = False,
+    json_output: _Json = False,
+    verbose: _Verbose = False,
+) -> None:
+    """Ask the hub's target, drafting on this node, and stream the answer.
+
+    Accepted tokens are green, corrections yellow, bonus tokens cyan, tokens of steps without a draft plain.
+    """
+    configure_logs(verbose=verbose)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos)
+    finish = _run(_generate(_as_prompt(text, system, raw=raw), params, hub, drafter, show=not json_output))
+    if json_output:
+        print_json(summary(finish) | {"text": finish.text, "ids": finish.ids})
+
+
+def _as_prompt(text: str, system: str | None, *, raw: bool) -> Prompt:
+    if raw:
+        if system is not None:
+            raise ConfigError("--raw and --system contradict each other", hint="leave one of them out")
+        return text
+    if not text.strip():
+        return ""  # refused as an empty prompt, not dressed up as a chat turn
+    messages = [{"role": "user", "content": text}]
+    return messages if system is None else [{"role": "system", "content": system}, *messages]
+
+
+async def _generate(prompt: Prompt, params: SamplingParams, hub: str, drafter: str, *, show: bool) -> Finish:
+    console = Console(highlight=False, soft_wrap=True)
+    async with MicroNode.connect(hub, drafter=drafter) as node:
+        async for event in node.generate(prompt, params):
+            if isinstance(event, Step) and show:
+                _show(console, event.pieces)
+            elif isinstance(event, Finish):
+                if show:
+                    console.print(Text(event.tail))
+                    Console(stderr=True, highlight=False, soft_wrap=True).print(_summary_line(event), style="dim")
+                return event
+    raise AssertionError("a generation ends with Finish")
+
+
+def _show(console: Console, pieces: tuple[Piece, ...]) -> None:
+    if not console.is_terminal:
+        sys.stdout.write("".join(piece.text for piece in pieces))
+        sys.stdout.flush()
+        return
+    styled = ((piece.text.translate(_CONTROLS), _STYLES[piece.kind]) for piece in pieces)
+    console.print(Text.assemble(*styled), end="")
+
+
+def summary(finish: Finish) -> dict[str, Any]:
+    """Return the figures of a generation, units in the names, ready for JSON."""
+    usage = finish.usage
+    return {
+        "finish_reason": finish.reason.value,
+        "tokens_per_s": round(finish.tokens_per_s, 2),
+        "mean_accepted_length": round(usage.mean_accepted_length, 3),
+        "acceptance_rate": round(usage.acceptance_rate, 3),
+        "round_trip_ms": None if finish.round_trip_s is None else round(finish.round_trip_s * 1e3, 3),
+        "time_to_first_token_s": round(finish.time_to_first_token_s, 3),
+        "elapsed_s": round(finish.elapsed_s, 3),
+        "usage": asdict(usage),
+        "provenance": [{k: v.value if isinstance(v, Enum) else v for k, v in asdict(s).items()} for s in finish.spans],
+    }
+
+
+def _summary_line(finish: Finish) -> str:
+    figures = summary(finish)
+    round_trip = "-" if figures["round_trip_ms"] is None else f"{figures['round_trip_ms']:.2f} ms"
+    return (
+        f"{len(finish.ids)} tokens ({figures['finish_reason']}), {figures['tokens_per_s']:.1f} tokens/s, "
+        f"mean accepted length {figures['mean_accepted_length']:.2f}, "
+        f"acceptance rate {figures['acceptance_rate']:.0%}, round trip {round_trip}, all verified by the target"
+    )
+
+
+@app.command()
+def doctor(
+    hub: _Hub = DEFAULT_HUB,
+    drafter: _Drafter = "ngram",
+    json_output: _Json = False,
+    verbose: _Verbose = False,
+) -> None:
+    """Check the way to the hub: reach, health, versions, tokenizer, drafter, round trip."""
+    configure_logs(verbose=verbose)
+    checks = _run(Doctor(hub, drafter).examine())
+    if json_output:
+        print_json({"ok": checks[-1].ok, "checks": [asdict(check) for check in checks]})
+    else:
+        Console().print(_check_table(checks))
+    if not checks[-1].ok:
+        raise typer.Exit(EXIT_ERROR)
+
+
+def _check_table(checks: list[Check]) -> Table:
+    table = Table(box=None)
+    for heading in ("", "check", "found", "what to do"):
+        table.add_column(heading, overflow="fold")
+    for check in checks:
+        table.add_row(
+            "[green]ok[/]" if check.ok else "[bold red]FAILED[/]",
+            check.name,
+            Text(check.found),
+            Text(check.advice),
+        )
+    return table
+
+
+def _run(work: Coroutine[Any, Any, _T]) -> _T:
+    return uvloop.run(work)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    run(app, "baru-micro")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""What can be wrong between a node and its hub, checked one by one, with what to do about each."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from baru_common import __version__
+from baru_common.drafters import load_drafter
+from baru_common.errors import BaruError, HubUnavailable, ProtocolMismatch
+from baru_common.frames import PROTOCOL_REVISION, HubDescription
+from baru_common.tokens import Tokenizer
+
+from .tokenizer_cache import cached_bundle
+from .transport import HubChannel
+
+_NUM_SAMPLES = 20
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    ok: bool
+    found: str
+    advice: str = ""
+
+
+@dataclass
+class Doctor:
+    """Examines the way from this node to one hub. Stops at the first failure the rest depends on."""
+
+    address: str
+    drafter: str
+    timeout_s: float = 5.0
+
+    async def examine(self) -> list[Check]:
+        """Return the checks that were made, in order; the last one may have failed."""
+        channel = HubChannel(self.address, timeout_s=self.timeout_s)
+        checks: list[Check] = []
+        steps = (
+            ("reachable", self._reachable),
+            ("healthy", self._healthy),
+            ("versions", self._versions),
+            ("tokenizer", self._tokenizer),
+            ("drafter", self._drafter),
+            ("round trip", self._round_trip),
+        )
+        try:
+            for name, step in steps:
+                checks.append(await _check(name, step, channel))
+                if not checks[-1].ok:
+                    break
+        finally:
+            await channel.close()
+        return checks
+
+    async def _reachable(self, channel: HubChannel) -> str:
+        self._hub: HubDescription = await channel.describe()
+        return f"{self._hub.target_name} on {self._hub.engine}"
+
+    async def _healthy(self, channel: HubChannel) -> str:
+        status = await channel.health()
+        if status != "SERVING":
+            raise HubUnavailable(
+                f"the hub answers but is {status}", hint="wait until it has loaded, or is not draining"
+            )
+        return status
+
+    async def _versions(self, channel: HubChannel) -> str:  # noqa: ARG002
+        if self._hub.protocol_revision != PROTOCOL_REVISION:
+            raise ProtocolMismatch(
+                f"the hub speaks protocol revision {self._hub.protocol_revision}, this node {PROTOCOL_REVISION}",
+                hint="install the same release on both",
+            )
+        return f"hub {self._hub.hub_version}, node {__version__}, protocol {PROTOCOL_REVISION}"
+
+    async def _tokenizer(self, channel: HubChannel) -> str:
+        self._loaded = Tokenizer(await cached_bundle(self._hub.tokenizer_digest, channel.fetch_tokenizer))
+        return f"{self._loaded.vocabulary.size} ids, digest {self._hub.tokenizer_digest.hex()[:12]}"
+
+    async def _drafter(self, channel: HubChannel) -> str:  # noqa: ARG002
+        drafter = load_drafter(self.drafter)
+        if drafter and drafter.vocabulary:
+            drafter.vocabulary.require_same(
+                self._loaded.vocabulary, ours=f"the {drafter.family} drafter", theirs="the target"
+            )
+        return self.drafter
+
+    async def _round_trip(self, channel: HubChannel) -> str:
+        samples_ms = []
+        for _ in range(_NUM_SAMPLES):
+            start = time.perf_counter()
+            await channel.describe()
+            samples_ms.append((time.perf_counter() - start) * 1e3)
+        return f"median {statistics.median(samples_ms):.2f} ms, worst {max(samples_ms):.2f} ms of {_NUM_SAMPLES}"
+
+
+async def _check(name: str, step: Callable[[HubChannel], Awaitable[str]], channel: HubChannel) -> Check:
+    try:
+        return Check(name, ok=True, found=await step(channel))
+    except BaruError as error:
+        return Check(name, ok=False, found=error.message, advice=error.hint)

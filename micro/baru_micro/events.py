@@ -1,0 +1,115 @@
+"""What a generation tells its caller, in order: one `Started`, many `Step`s, one `Finish`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from baru_common.frames import FinishReason, Usage
+
+
+class Provenance(Enum):
+    """Who stands behind an id."""
+
+    VERIFIED = "verified"
+    """The target decided it."""
+    PROVISIONAL = "provisional"
+    """Decoded by the node's own model while the link was down."""
+
+
+class Kind(Enum):
+    """How a verified id came about."""
+
+    ACCEPTED = "accepted"
+    """Drafted by the node, and equal to the target's own choice."""
+    CORRECTION = "correction"
+    """The target's own, where the draft first differed."""
+    BONUS = "bonus"
+    """The target's own, after a draft accepted whole."""
+    PLAIN = "plain"
+    """The target's own, in a step without a draft."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """The hub admitted the session."""
+
+    session_id: str
+    target: str
+    num_prompt: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One id and the text that it completes: none for a control id or a part of a character."""
+
+    token_id: int
+    text: str
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """One verification step."""
+
+    num_verified: int
+    num_accepted: int
+    round_trip_s: float | None
+    """Latest sample of the link's round trip, None before the first."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one verification step committed."""
+
+    base: int
+    """Position of the first id in the session."""
+    pieces: tuple[Piece, ...]
+    provenance: Provenance
+    stats: StepStats
+
+    @property
+    def text(self) -> str:
+        """Text delta."""
+        return "".join(piece.text for piece in self.pieces)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Ids in order."""
+        return tuple(piece.token_id for piece in self.pieces)
+
+
+@dataclass(frozen=True)
+class Span:
+    """A run of output positions, counted from the first output id, and who stands behind it."""
+
+    start: int
+    end: int
+    provenance: Provenance
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The generation ended."""
+
+    reason: FinishReason
+    text: str
+    """All of it, as the deltas gave it."""
+    ids: tuple[int, ...]
+    spans: tuple[Span, ...]
+    usage: Usage
+    elapsed_s: float
+    """From the request to its end."""
+    time_to_first_token_s: float
+    round_trip_s: float | None
+    """Median of the samples."""
+    tail: str = ""
+    """Text of the last, incomplete character, if the output ended in one: not in any step's delta."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Output ids per second, the prompt's processing included."""
+        return len(self.ids) / self.elapsed_s if self.elapsed_s else 0.0
+
+
+Event = Started | Step | Finish

@@ -1,0 +1,72 @@
+"""The node library without `async`, for scripts and notebooks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from baru_common.drafters import Drafter
+from baru_common.frames import HubDescription
+from baru_common.sampling import SamplingParams
+
+from .client import MicroNode, Prompt
+from .events import Event
+
+_T = TypeVar("_T")
+
+
+class SyncMicroNode:
+    """A `MicroNode` whose loop runs in a thread of its own. Made by `connect`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, node: MicroNode) -> None:
+        self._loop = loop
+        self._node = node
+
+    @classmethod
+    @contextmanager
+    def connect(
+        cls, address: str, *, drafter: Drafter | str | None = "ngram", timeout_s: float = 5.0
+    ) -> Iterator[SyncMicroNode]:
+        """Connect for the length of the block; as `MicroNode.connect`."""
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name="baru-micro", daemon=True)
+        thread.start()
+        connection = MicroNode.connect(address, drafter=drafter, timeout_s=timeout_s)
+        try:
+            node = _run(loop, connection.__aenter__())
+            try:
+                yield cls(loop, node)
+            finally:
+                _run(loop, connection.__aexit__(None, None, None))
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
+
+    @property
+    def hub(self) -> HubDescription:
+        """What the hub said of itself."""
+        return self._node.hub
+
+    def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Event]:
+        """Yield the events of one generation; as `MicroNode.generate`."""
+        events = self._node.generate(prompt, params)
+        try:
+            while True:
+                try:
+                    yield _run(self._loop, anext(events))
+                except StopAsyncIteration:
+                    return
+        finally:
+            _run(self._loop, events.aclose())
+
+
+def _run(loop: asyncio.AbstractEventLoop, work: Any) -> Any:
+    async def wrapped() -> Any:
+        return await work
+
+    coroutine: Coroutine[Any, Any, Any] = wrapped()
+    return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
