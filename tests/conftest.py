@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import baru_common.cache_folder
+from baru_common.model_files import DEFAULT_TARGET, LoadedModel, load
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
@@ -14,11 +17,17 @@ def _one_thread() -> None:
 
 @pytest.fixture(autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """Tests keep their cache to themselves, but those of the real target share one that outlives the run."""
-    patch = pytest.MonkeyPatch()
-    folder = Path(__file__).parent.parent / ".venv" / "model-cache"
-    if "target" not in request.keywords:
-        folder = tmp_path_factory.mktemp("cache")
-    patch.setenv("BARU_CACHE_DIR", str(folder))
-    yield folder
-    patch.undo()
+    """Tests keep their cache to themselves, but those of the real target use the one that outlives the run."""
+    if "target" in request.keywords:
+        yield baru_common.cache_folder.cache_folder()
+        return
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BARU_CACHE_DIR", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def default_target() -> LoadedModel:
+    """The real default target in fp32, loaded once."""
+    return load(DEFAULT_TARGET, dtype="float32")

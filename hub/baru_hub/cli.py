@@ -13,7 +13,7 @@ from rich.console import Console
 
 from baru_common import __version__
 from baru_common.cli_support import configure_logs, print_json, run
-from baru_common.model_files import DEFAULT_TARGET
+from baru_common.model_files import DEFAULT_TARGET, load, locate
 
 from .config import DEFAULT_LISTEN, HubConfig
 from .engines import Engine
@@ -89,9 +89,8 @@ class Say:
 
 
 def _load_engine(target: str, dtype: str, device: str, threads: int) -> Engine:
+    locate(target)  # what is missing is said before the slow imports
     import torch
-
-    from baru_common.model_files import load
 
     from .engines.transformers import TransformersEngine
 
@@ -117,3 +116,7 @@ async def _serve(engine: Engine, config: HubConfig, say: Say) -> None:
 def main() -> None:
     """Entry point of the console script."""
     run(app, "baru-hub")
+
+
+if __name__ == "__main__":
+    main()

@@ -43,8 +43,8 @@ class TurnScheduler:
         return [(last + 1 + i) % len(sessions) for i in range(len(sessions))]
 
     def _wait_s(self, session: Session, now_s: float) -> float:
-        if not session.has_drafter or session.prefilling or session.room <= 1:
+        if not session.has_drafter or session.num_pending > self.max_prefill or session.room <= 1:
             return 0.0
         if session.mailbox.answered(session.committed):
             return 0.0
-        return session.last_step_s + self.patience_s - now_s
+        return session.decided_s + self.patience_s - now_s

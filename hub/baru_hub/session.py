@@ -11,7 +11,7 @@ after it   committed += accepted + 1, cached = committed - 1 rows fed but reject
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from baru_common.frames import Finished, FinishReason, Usage, Verdict
 
@@ -49,17 +49,12 @@ class Session:
     num_steps: int = 0
     num_verified: int = 0
     num_accepted: int = 0
-    last_step_s: float = field(default=float("-inf"))
-    """Clock of the last verdict, for the scheduler."""
+    decided_s: float = 0.0
+    """Clock of the last verdict, or of the start: since then the node may be drafting."""
 
     @property
     def num_pending(self) -> int:
         return len(self.committed) - self.num_cached
-
-    @property
-    def prefilling(self) -> bool:
-        """The prompt is not wholly in the cache yet."""
-        return self.num_pending > 1
 
     @property
     def room(self) -> int:

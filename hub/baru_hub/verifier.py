@@ -224,7 +224,7 @@ class Verifier:
         if live.closed:  # cancelled while its block was under way
             return
         verdict = live.state.take(block, decided)
-        live.state.last_step_s = self._clock()
+        live.state.decided_s = self._clock()
         if verdict:
             live.send(verdict)
         if live.state.finish:
@@ -258,6 +258,7 @@ class Verifier:
             mailbox=Mailbox(spec.vocabulary.size, self._limits.max_draft_ahead),
             has_drafter=request.drafter is not None,
             committed=list(request.prompt_ids),
+            decided_s=self._clock(),
         )
         return LiveSession(state, self._engine.allocate(max_length), self._awake.set)
 

@@ -37,7 +37,9 @@ def oracle(prompt: Sequence[int], answer: Sequence[int], depth: int = 64) -> Fun
     return FunctionDrafter(propose, "oracle")
 
 
-def wrong_at(prompt: Sequence[int], answer: Sequence[int], depth: int, wrong: Callable[[int], bool], size: int) -> FunctionDrafter:
+def wrong_at(
+    prompt: Sequence[int], answer: Sequence[int], depth: int, wrong: Callable[[int], bool], size: int
+) -> FunctionDrafter:
     """Drafts blocks of `depth` ids that are right but where `wrong(index in block)` holds."""
     whole = [*prompt, *answer]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,8 @@ CHAT_TEMPLATE = (
 
 
 def byte_tokenizer(num_ids: int = 300, specials: tuple[str, ...] = SPECIALS) -> tokenizers.Tokenizer:
-    """Byte-level BPE: `specials`, the 256 bytes, then pairs of letters up to `num_ids`."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    """Byte-level BPE: `specials`, the 256 bytes, then pairs of letters, cut or filled up to `num_ids`."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[: num_ids - len(specials)]
     vocab = {token: i for i, token in enumerate((*specials, *alphabet))}
     merges: list[tuple[str, str]] = []
     for first in "etaoinshrdlu":
@@ -52,7 +53,6 @@ def tiny_target(
     num_ids: int = 300,
     padded_to: int = 320,
     context_limit: int = 512,
-    bundle: TokenizerBundle | None = None,
     noise: float = 0.0,
 ) -> LoadedModel:
     """A random model in fp32; the same arguments give the same weights. `noise` blurs them a little."""
@@ -77,7 +77,7 @@ def tiny_target(
             weight.add_(noise * weight.std() * torch.randn_like(weight))
     files = ModelFiles(f"tiny-{seed}-{noise}", Path("tiny"))
     files.__dict__["digest"] = json.dumps([seed, num_ids, padded_to, context_limit, noise])
-    return LoadedModel(files, model, bundle or tiny_bundle(num_ids=num_ids), "float32")
+    return LoadedModel(files, model, tiny_bundle(num_ids=num_ids), "float32")
 
 
 def save(loaded: LoadedModel, folder: Path) -> Path:
@@ -100,3 +100,10 @@ def plain_greedy(loaded: LoadedModel, prompt: list[int], num_tokens: int, stop_i
         if ids[-1] in stop_ids:
             break
     return ids[len(prompt) :]
+
+
+def with_eos(loaded: LoadedModel, *eos_ids: int) -> LoadedModel:
+    """The same model, with other end-of-sequence ids."""
+    changed = replace(loaded)
+    changed.__dict__["eos_ids"] = eos_ids
+    return changed
