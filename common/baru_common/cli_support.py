@@ -9,7 +9,6 @@ from typing import Any
 
 import typer
 from rich.console import Console
-from rich.logging import RichHandler
 
 from .errors import BaruError
 
@@ -33,11 +32,7 @@ def run(app: typer.Typer, name: str) -> None:
 
 def configure_logs(*, verbose: bool) -> None:
     """Log to stderr: warnings, or everything of ours when `verbose`."""
-    logging.basicConfig(
-        level=logging.WARNING,
-        format="%(message)s",
-        handlers=[RichHandler(console=Console(stderr=True), show_path=False)],
-    )
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for name in ("baru_common", "baru_hub", "baru_micro"):
         logging.getLogger(name).setLevel(logging.DEBUG if verbose else logging.INFO)
 

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import logging
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -129,6 +130,8 @@ def load(spec: str, *, dtype: str = "bfloat16", device: str = "cpu") -> LoadedMo
     files = locate(spec)
     # Belt and braces: no code path below may look for a file, or an update of it, on a network.
     os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # a progress bar in a log is noise
     try:
         return _load(files, dtype, device)
     except ModelFileError:

@@ -68,6 +68,19 @@ def serve(
     uvloop.run(_serve(engine, config, say))
 
 
+@app.command()
+def prepare(
+    target: Annotated[str, typer.Option(help="Target model, as for serve.")] = DEFAULT_TARGET,
+    dtype: Annotated[str, typer.Option(help="Numeric type, as for serve.")] = "bfloat16",
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+) -> None:
+    """Load a target once, so that what is wrong shows now and later starts find its converted copy."""
+    configure_logs(verbose=verbose)
+    with Say(json_output=False).loading(target):
+        loaded = load(target, dtype=dtype)
+    typer.echo(f"{loaded.files.name}: {loaded.vocabulary.size} ids, fingerprint {loaded.fingerprint.hex()[:16]}")
+
+
 class Say:
     """Tells a person, or a script, what the hub is doing."""
 

@@ -142,7 +142,7 @@ def test_a_prompt_is_fed_in_pieces_that_decide_nothing(max_pending: int) -> None
     run.draft()  # it is there early, and must wait until the whole prompt was fed
     blocks = []
     while not run.verdicts:
-        assert run.session.prefilling == (len(prompt) - sum(len(b.pending) for b in blocks) > 1)
+        assert run.session.num_pending == len(prompt) - sum(len(b.pending) for b in blocks)
         blocks.append(run.step())
     assert [token for block in blocks for token in block.pending] == prompt
     assert len(blocks) == -(-10 // max_pending)

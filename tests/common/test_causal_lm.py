@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import copy
+import json
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from baru_common.drafters import load_drafter
+from baru_common.drafters.causal_lm import CausalLmDrafter, CausalLmStream
+from baru_common.errors import ModelFileError
+from baru_common.model_files import LoadedModel
+from baru_common.tokens import TokenizerBundle
+from support.tiny import plain_greedy, save, tiny_bundle, tiny_target
+
+
+def favouring(loaded: LoadedModel, token_ids: list[int], bundle: TokenizerBundle | None = None) -> LoadedModel:
+    """A copy of a model whose largest logit nearly always belongs to one of `token_ids`."""
+    model: Any = copy.deepcopy(loaded.model)
+    model.lm_head.weight.data[token_ids] *= 100
+    return replace(loaded, model=model, bundle=bundle or loaded.bundle)
+
+
+def raw_choice(loaded: LoadedModel, ids: list[int]) -> int:
+    with torch.inference_mode():
+        return int(loaded.model(input_ids=torch.tensor([ids])).logits[0, -1].argmax())
+
+
+def best_but(loaded: LoadedModel, ids: list[int], banned: set[int]) -> int:
+    """The greedy choice among the ids that mean something."""
+    with torch.inference_mode():
+        logits = loaded.model(input_ids=torch.tensor([ids])).logits[0, -1]
+    return max((i for i in range(loaded.vocabulary.size) if i not in banned), key=lambda i: float(logits[i]))
+
+
+def test_with_the_targets_weights_it_drafts_what_the_target_says() -> None:
+    """A block at once, or one id a call, each fed back: the same ids as plain greedy decoding."""
+    target, prompt = tiny_target(), [1, 5, 9]
+    expected = plain_greedy(target, prompt, 24)
+    assert CausalLmDrafter(target).start().propose(prompt, len(prompt), 24) == expected
+    stream, ids = CausalLmDrafter(target).start(), list(prompt)
+    for token in expected:
+        assert stream.propose(ids, len(prompt), 1) == [token]
+        ids.append(token)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_it_equals_greedy_decoding_after_any_rewinds(seed: int) -> None:
+    """Whatever was drafted and refused, fed twice, cut to one id or replaced as a whole leaves no trace."""
+    chance = random.Random(seed)  # noqa: S311
+    target = tiny_target()
+    stream, ids = CausalLmDrafter(target).start(), [1]
+    for _ in range(25):
+        kept = ids[: chance.choice([len(ids), len(ids), chance.randint(0, len(ids)), 0])]
+        ids = (kept + chance.choices(range(target.vocabulary.size), k=chance.randint(0, 6))) or [chance.randint(0, 2)]
+        num_tokens = chance.randint(0, 4)
+        proposed = stream.propose(ids, chance.randint(1, len(ids)), num_tokens)
+        assert proposed == plain_greedy(target, ids, num_tokens)
+        ids += proposed if chance.random() < 0.5 else []
+
+
+def test_only_what_is_new_is_fed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids that the cache holds are not computed again; after a refusal only those from there on."""
+    target, fed = tiny_target(), []
+    forward = target.model.forward
+
+    def counted(input_ids: torch.Tensor, **options: Any) -> Any:
+        fed.append(input_ids[0].tolist())
+        return forward(input_ids=input_ids, **options)
+
+    monkeypatch.setattr(target.model, "forward", counted)
+    stream = CausalLmDrafter(target).start()
+    (first, second) = stream.propose([1, 5, 9], 3, 2)
+    stream.propose([1, 5, 9, first, 7, 8], 5, 1)
+    assert fed == [[1, 5, 9], [first], [7, 8]]
+    assert second != 7
+
+
+def test_streams_do_not_meet() -> None:
+    """Two sessions share the weights and nothing else."""
+    target = tiny_target()
+    drafter = CausalLmDrafter(target)
+    one, other = drafter.start(), drafter.start()
+    ids, others = [1, 5, 9], [1, 200, 17, 4]
+    for _ in range(6):
+        ids += one.propose(ids, 3, 1)
+        others += other.propose(others, 4, 1)
+    assert ids[3:] == plain_greedy(target, [1, 5, 9], 6)
+    assert others[4:] == plain_greedy(target, [1, 200, 17, 4], 6)
+
+
+def test_padding_of_the_embedding_is_never_proposed() -> None:
+    """Though the model itself would choose it each time."""
+    target = favouring(tiny_target(), list(range(300, 320)))
+    ids = [1, 5, 9]
+    for _ in range(8):
+        assert raw_choice(target, ids) >= 300
+        (token,) = CausalLmDrafter(target).start().propose(ids, len(ids), 1)
+        assert token == best_but(target, ids, set())
+        ids.append(token)
+
+
+def test_a_hole_is_never_proposed() -> None:
+    """An id that stands for nothing, below the vocabulary's size (see `Vocabulary.holes`)."""
+    spec = json.loads(tiny_bundle().tokenizer_json)
+    spec["model"]["merges"] = [m for m in spec["model"]["merges"] if "".join(m) not in ("et", "te", "ea", "ta")]
+    holes = [spec["model"]["vocab"].pop(token) for token in ("et", "te", "ea", "ta")]
+    target = favouring(tiny_target(), holes, TokenizerBundle(json.dumps(spec)))
+    assert list(target.vocabulary.holes) == sorted(holes)
+    ids = next([1, first] for first in range(3, 300) if raw_choice(target, [1, first]) in holes)
+    assert CausalLmDrafter(target).start().propose(ids, 2, 1) == [best_but(target, ids, set(holes))]
+
+
+@pytest.mark.parametrize(("length", "num_proposed"), [(10, 8), (20, 4), (23, 1), (24, 0), (30, 0)])
+def test_it_stops_at_its_own_context_limit(length: int, num_proposed: int) -> None:
+    """Its context may be shorter than the target's: then there is nothing more to say."""
+    drafter = tiny_target(context_limit=24)
+    ids = [1, *range(10, 9 + length)]
+    assert len(CausalLmDrafter(drafter).start().propose(ids, length, 8)) == num_proposed
+
+
+def test_what_it_says_of_itself() -> None:
+    drafter = CausalLmDrafter(tiny_target())
+    assert (drafter.family, drafter.tokens_per_call, drafter.blocking) == ("causal_lm", 1, True)
+    assert drafter.vocabulary == tiny_target().vocabulary
+    assert isinstance(drafter.start(), CausalLmStream)
+
+
+def test_it_is_loaded_by_its_path(tmp_path: Any) -> None:
+    """`causal_lm:PATH` is the drafter of the model there; a path without one is an error that names it."""
+    save(tiny_target(), tmp_path / "model")
+    drafter = load_drafter(f"causal_lm:{tmp_path / 'model'}")
+    assert isinstance(drafter, CausalLmDrafter)
+    assert drafter.vocabulary.digest == tiny_target().vocabulary.digest
+    with pytest.raises(ModelFileError, match="nowhere"):
+        load_drafter(f"causal_lm:{tmp_path / 'nowhere'}")

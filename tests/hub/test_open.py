@@ -1,0 +1,90 @@
+"""What a hub asks of an `Open` before it admits it: pure, so no hub runs here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.tiny import tiny_bundle
+
+from baru_common.errors import (
+    BaruError,
+    EmptyPrompt,
+    InvalidRequest,
+    PromptTooLong,
+    ProtocolMismatch,
+    TargetMismatch,
+    TokenizerMismatch,
+    VocabularyMismatch,
+)
+from baru_common.frames import PROTOCOL_REVISION, DrafterInfo, Limits, Open
+from baru_common.sampling import SamplingParams
+from baru_common.tokens import Tokenizer
+from baru_hub.engines import EngineSpec
+from baru_hub.verifier import check_open
+
+_BUNDLE = tiny_bundle()
+_VOCABULARY = Tokenizer(_BUNDLE).vocabulary
+_SIZE = _VOCABULARY.size
+_SPEC = EngineSpec("mock", "mock-target", b"f" * 32, _BUNDLE, _VOCABULARY, (2,), context_limit=64)
+_LIMITS = Limits(max_sessions=4, max_prompt_tokens=40, max_draft_ahead=8, max_message_bytes=1 << 20)
+_OPEN = Open((5, 6, 7), SamplingParams(max_tokens=6), _SPEC.fingerprint, _BUNDLE.digest)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"protocol_revision": 0}, ProtocolMismatch),
+        ({"protocol_revision": PROTOCOL_REVISION + 1}, ProtocolMismatch),
+        ({"target_fingerprint": b""}, TargetMismatch),
+        ({"target_fingerprint": b"g" * 32}, TargetMismatch),
+        ({"tokenizer_digest": b""}, TokenizerMismatch),
+        ({"tokenizer_digest": b"g" * 32}, TokenizerMismatch),
+        ({"drafter": DrafterInfo("mine", b"g" * 32)}, VocabularyMismatch),
+        ({"prompt_ids": ()}, EmptyPrompt),
+        ({"prompt_ids": (1,) * 41}, PromptTooLong),
+        ({"prompt_ids": (1, _SIZE, 2)}, InvalidRequest),
+        ({"prompt_ids": ((1 << 32) - 1,)}, InvalidRequest),
+        ({"params": SamplingParams(stop_ids=(3, _SIZE))}, InvalidRequest),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(changes: dict[str, Any], error: type[BaruError]) -> None:
+    """One class for each thing that a caller can act on, and words on what to do."""
+    with pytest.raises(error) as refused:
+        check_open(replace(_OPEN, **changes), _SPEC, _LIMITS)
+    assert type(refused.value) is error
+    assert refused.value.hint or refused.value.details
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"prompt_ids": (0,)},
+        {"prompt_ids": (_SIZE - 1,) * 40},
+        {"drafter": DrafterInfo("ngram")},
+        {"drafter": DrafterInfo("mine", _VOCABULARY.digest)},
+        {"params": SamplingParams(stop_ids=(0, _SIZE - 1))},
+    ],
+)
+def test_what_fits_is_admitted(changes: dict[str, Any]) -> None:
+    """Up to the last id and the longest prompt; a drafter without a vocabulary of its own fits any target."""
+    check_open(replace(_OPEN, **changes), _SPEC, _LIMITS)
+
+
+def test_a_prompt_leaves_room_for_one_id() -> None:
+    """The context limits the prompt even where the hub's own limit is wider."""
+    wide = replace(_LIMITS, max_prompt_tokens=1000)
+    check_open(replace(_OPEN, prompt_ids=(1,) * 63), _SPEC, wide)
+    with pytest.raises(PromptTooLong, match="at most 63"):
+        check_open(replace(_OPEN, prompt_ids=(1,) * 64), _SPEC, wide)
+
+
+def test_a_hole_in_the_vocabulary_is_no_prompt_id() -> None:
+    """It has no meaning: the tokenizer never makes it, and the target never saw it."""
+    pieces = list(_VOCABULARY.pieces)
+    pieces[50] = None
+    spec = replace(_SPEC, vocabulary=replace(_VOCABULARY, pieces=tuple(pieces)))
+    assert spec.vocabulary.holes == (50,)
+    check_open(replace(_OPEN, prompt_ids=(49, 51)), spec, _LIMITS)
