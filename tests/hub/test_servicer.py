@@ -209,6 +209,8 @@ async def test_a_full_hub_tells_the_client_when_to_come_back() -> None:
         assert isinstance(error, errors.CapacityExhausted)
         assert error.retry_after_s > 0
         assert (await first.read()).HasField("verdict")
+        first.cancel()
+        await gone(hub)
 
 
 async def test_the_tokenizer_comes_whole_or_not_at_all() -> None:

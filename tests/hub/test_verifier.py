@@ -238,6 +238,17 @@ async def test_stopping_the_hub_during_a_step_waits_for_it() -> None:
         await frames_of(live)
 
 
+async def test_stopping_the_hub_while_it_waits_for_a_draft_ends_the_wait() -> None:
+    """A session that fails wakes the loop in the moment in which the loop is cancelled: both must count."""
+    verifier = Verifier(MockEngine(), TurnScheduler(patience_s=300.0), LIMITS)
+    await verifier.__aenter__()
+    live = verifier.open(a_request(drafter=DRAFTS))
+    await asyncio.sleep(0.05)
+    await asyncio.wait_for(verifier.__aexit__(None, None, None), _WAIT_S)
+    with pytest.raises(HubUnavailable):
+        await frames_of(live)
+
+
 async def test_a_cancelled_session_ends_with_what_it_has() -> None:
     """`Finished` says CANCELLED and is the last frame, also when a step is under way."""
     engine = MockEngine()
