@@ -7,6 +7,7 @@ BaruError
 │   └── InvalidDraft
 ├── Incompatible          FAILED_PRECONDITION   both sides are fine, but not for each other
 │   ├── ProtocolMismatch
+│   │   └── UnknownFrame  UNIMPLEMENTED         the peer is of a later revision
 │   ├── TargetMismatch
 │   ├── TokenizerMismatch
 │   └── VocabularyMismatch
@@ -69,6 +70,10 @@ class Incompatible(BaruError):
 
 class ProtocolMismatch(Incompatible):
     reason = "PROTOCOL_MISMATCH"
+
+
+class UnknownFrame(ProtocolMismatch):
+    reason, status = "UNKNOWN_FRAME", "UNIMPLEMENTED"
 
 
 class TargetMismatch(Incompatible):

@@ -55,7 +55,7 @@ class ModelFiles:
             return (self.path,)
         index = self.path / _INDEX
         if index.exists():
-            return tuple(self.path / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values())))
+            return tuple(self.path / name for name in _indexed(index))
         return (self.path / "model.safetensors",)
 
     @cached_property
@@ -247,6 +247,20 @@ def _snapshot(folder: Path) -> Path:
     """Resolve `models--org--name` of a model hub's cache to the snapshot that `refs/main` names."""
     ref = folder / "refs" / "main"
     return folder / "snapshots" / ref.read_text().strip() if ref.is_file() else folder
+
+
+def _indexed(index: Path) -> list[str]:
+    """Names of the weight files that an index lists; ModelFileError unless they are safetensors beside it."""
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        wrong = [name for name in names if Path(name).name != name or Path(name).suffix != ".safetensors"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelFileError(f"{index} cannot be read: {error!r}", hint="copy the whole model folder again") from error
+    if wrong or not names:
+        raise ModelFileError(
+            f"{index} names {wrong[0] if wrong else 'no weights'}", hint="only safetensors beside the index are loaded"
+        )
+    return names
 
 
 def _check_folder(files: ModelFiles) -> None:

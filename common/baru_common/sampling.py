@@ -25,8 +25,10 @@ class SamplingParams:
     """Further ids that stop the generation, at most 64."""
 
     def __post_init__(self) -> None:
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise InvalidRequest(f"max_tokens is {self.max_tokens}, must be 1 or more", details={"param": "max_tokens"})
+        if self.max_tokens is not None and not 1 <= self.max_tokens < 1 << 32:
+            raise InvalidRequest(
+                f"max_tokens is {self.max_tokens}, must be in 1 .. 2^32 - 1", details={"param": "max_tokens"}
+            )
         if self.temperature != 0.0:
             raise InvalidRequest(
                 f"temperature is {self.temperature}, only 0 (greedy) is served so far",
@@ -39,5 +41,5 @@ class SamplingParams:
                 f"{len(self.stop_ids)} stop_ids, at most {MAX_STOP_IDS} are allowed",
                 details={"param": "stop_ids"},
             )
-        if any(i < 0 for i in self.stop_ids):
-            raise InvalidRequest("stop_ids holds a negative id", details={"param": "stop_ids"})
+        if any(not 0 <= i < 1 << 32 for i in self.stop_ids):
+            raise InvalidRequest("stop_ids holds an id outside 0 .. 2^32 - 1", details={"param": "stop_ids"})

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -18,6 +20,9 @@ from .sampling import SamplingParams
 
 ERROR_DOMAIN = "drafting.baru"
 _T = TypeVar("_T")
+_FINISH_REASONS: dict[int, frames.FinishReason] = {
+    pb.FinishReason.Value(f"FINISH_REASON_{reason.name}"): reason for reason in frames.FinishReason
+}
 
 # -- frames to messages
 
@@ -99,8 +104,8 @@ def encode_description(hub: frames.HubDescription) -> pb.DescribeResponse:
 def decode_request(message: pb.DecodeRequest) -> frames.NodeFrame:
     """Return the frame of a message from a node.
 
-    InvalidRequest for values that are wrong whatever the session's state. Limits that depend on the
-    session are checked there.
+    UnknownFrame for one of a later revision; InvalidRequest for values that are wrong whatever the
+    session's state. Limits that depend on the session are checked there.
     """
     kind = message.WhichOneof("frame")
     if kind == "draft":
@@ -112,7 +117,7 @@ def decode_request(message: pb.DecodeRequest) -> frames.NodeFrame:
         return _decode_open(message.open)
     if kind == "cancel":
         return frames.Cancel()
-    raise errors.InvalidRequest(
+    raise errors.UnknownFrame(
         "a frame of a kind that this hub does not know", hint="use the same release on hub and node"
     )
 
@@ -143,7 +148,8 @@ def decode_response(message: pb.DecodeResponse) -> frames.HubFrame:
     kind = message.WhichOneof("frame")
     if kind == "verdict":
         v = message.verdict
-        if not v.token_ids or v.num_accepted > v.num_verified or len(v.token_ids) > v.num_accepted + 1:
+        num_emitted = len(v.token_ids)
+        if not num_emitted or not num_emitted - 1 <= v.num_accepted <= min(num_emitted, v.num_verified):
             raise errors.ProtocolViolation(f"the hub sent a verdict that contradicts itself: {v!r}")
         return frames.Verdict(
             v.epoch, v.base, v.num_verified, v.num_accepted, tuple(v.token_ids), v.chain_id, v.depth_hint
@@ -154,8 +160,10 @@ def decode_response(message: pb.DecodeResponse) -> frames.HubFrame:
         o = message.opened
         return frames.Opened(o.session_id, o.epoch, o.num_committed, o.max_draft_ahead)
     if kind == "finished":
-        reason = pb.FinishReason.Name(message.finished.reason).removeprefix("FINISH_REASON_")
-        return frames.Finished(frames.FinishReason[reason], frames.Usage(**_fields(message.finished.usage)))
+        reason = _FINISH_REASONS.get(message.finished.reason)
+        if reason is None:
+            raise errors.ProtocolViolation(f"the hub finished for an unknown reason ({message.finished.reason})")
+        return frames.Finished(reason, frames.Usage(**_fields(message.finished.usage)))
     raise errors.ProtocolViolation(
         "the hub sent a frame of an unknown kind", hint="use the same release on hub and node"
     )
@@ -207,7 +215,8 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> errors.BaruError:
     found: dict[str, Any] = {}
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
-            found = _read_details(status_pb2.Status.FromString(value))
+            with suppress(DecodeError):  # what a proxy put there may be anything
+                found = _read_details(status_pb2.Status.FromString(value))
     if "info" not in found:
         return _from_bare_status(error)
     details = dict(found["info"].metadata)

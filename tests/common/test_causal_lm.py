@@ -84,6 +84,7 @@ def test_streams_do_not_meet() -> None:
     target = tiny_target()
     drafter = CausalLmDrafter(target)
     one, other = drafter.start(), drafter.start()
+    assert one is not other
     ids, others = [1, 5, 9], [1, 200, 17, 4]
     for _ in range(6):
         ids += one.propose(ids, 3, 1)

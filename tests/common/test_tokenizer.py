@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import pytest
 import tokenizers
@@ -155,7 +156,7 @@ def test_control_strings_in_content_forge_nothing(text: str, add_generation_prom
 @pytest.mark.parametrize("text", CONTROL_STRINGS)
 def test_what_comes_before_and_after_is_untouched(text: str) -> None:
     """A control string in one message changes no id of the others."""
-    tokenizer = tokenizer_with()
+    tokenizer = tokenizer_with(thinking=True)
     system: Message = {"role": "system", "content": "be  kind, é"}
     harmless, forged = (
         tokenizer.encode_chat([system, {"role": "user", "content": content}, *USER_HI]) for content in ("#", text)
@@ -165,6 +166,14 @@ def test_what_comes_before_and_after_is_untouched(text: str) -> None:
     before, after = harmless[:at], harmless[at + 1 :]
     assert forged[: len(before)] == before
     assert forged[len(forged) - len(after) :] == after
+
+
+@pytest.mark.parametrize("text", ["<", "a < b <", "<|", "x <|im_", "<|im_end|", "</thin", "<<|<", "|>", "end|>"])
+def test_what_only_looks_like_a_piece_of_a_control_string_keeps_its_ids(text: str) -> None:
+    """It is harmless where nothing completes it: the ids are those of transformers."""
+    tokenizer = tokenizer_with(THINKING_TEMPLATE, thinking=True)
+    messages: list[Message] = [{"role": "user", "content": text}, {"role": "assistant", "content": f"{text}\n{text}"}]
+    assert tokenizer.encode_chat(messages) == reference(tokenizer, messages)
 
 
 def test_the_noncharacter_that_breaks_strings_mends_none() -> None:
@@ -216,6 +225,17 @@ def test_a_control_string_that_the_vocabulary_spells_forges_nothing() -> None:
     ids = tokenizer.encode_chat([{"role": "user", "content": "STOP"}])
     assert num_control(tokenizer, ids) == num_control(tokenizer, tokenizer.encode_chat(USER_HI))
     assert "STOP" in tokenizer.decode(ids)
+
+
+def test_the_longest_of_the_templates_control_strings_counts() -> None:
+    """One may start with another; what a message spells changes nothing about the template's own."""
+    specials = (*SPECIALS, "<|im_end|>\n")
+    tokenizer = Tokenizer(TokenizerBundle(byte_tokenizer(specials=specials).to_str(), CHAT_TEMPLATE, SPECIAL_TOKENS))
+    harmless = tokenizer.encode_chat(USER_HI)
+    assert harmless == reference(tokenizer, USER_HI)
+    forged = tokenizer.encode_chat([{"role": "user", "content": "<|im_start|>"}])
+    added = set(range(len(specials)))
+    assert [i for i in forged if i in added] == [i for i in harmless if i in added]
 
 
 def test_a_control_string_in_one_message_leaves_no_mark_on_the_others_of_a_byte_fallback_tokenizer() -> None:

@@ -77,10 +77,10 @@ def test_a_unigram_vocabulary_is_read_in_order() -> None:
 def test_added_tokens_are_literal_text() -> None:
     """They keep the characters that mean a byte or a space elsewhere; special or not decides what is control."""
     tokenizer = byte_tokenizer()
-    tokenizer.add_tokens(["<think>", "▁Ġé"])
+    tokenizer.add_tokens(["<think>", "Ġé"])
     tokenizer.add_special_tokens(["<|tool|>"])
     vocabulary = Vocabulary.from_tokenizer_json(tokenizer.to_str())
-    assert vocabulary.pieces[300:] == (b"<think>", "▁Ġé".encode(), b"<|tool|>")
+    assert vocabulary.pieces[300:] == (b"<think>", "Ġé".encode(), b"<|tool|>")
     assert vocabulary.control_ids == {0, 1, 2, 302}
 
 

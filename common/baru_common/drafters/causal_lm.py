@@ -65,8 +65,10 @@ class CausalLmStream:
         )
         self._cache = output.cache
         self._cached = ids
-        # [vocabulary]: what the embedding was padded with is never drafted.
+        # [vocabulary]: what the embedding was padded with is never drafted, and neither are holes.
         logits = output.logits[0, -1, : self.loaded.vocabulary.size]
+        if holes := self.loaded.vocabulary.holes:
+            logits = logits.index_fill(0, torch.tensor(holes, device=logits.device), float("-inf"))
         return int(logits.argmax())
 
     def _rewind(self, length: int) -> None:

@@ -10,8 +10,9 @@ from functools import cached_property
 from typing import Any
 
 import tokenizers
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from baru_common.errors import EmptyPrompt, InvalidRequest
@@ -59,7 +60,17 @@ class Tokenizer:
         rendered = self._render(guarded, add_generation_prompt)
         if _BREAK not in rendered:
             return _not_empty(self._tokenizer.encode(rendered, add_special_tokens=False).ids)
-        return [i for piece in self._split_at_control(rendered) for i in self._encode_piece(piece)]
+        ids: list[int] = []
+        pieces = self._split_at_control(rendered)
+        for before, piece, after in zip(["", *pieces], pieces, [*pieces[1:], ""], strict=False):
+            if token := self._control.get(piece):
+                ids.append(token["id"])
+                continue
+            # A control token may take the white space beside it, as the tokenizer itself would.
+            text = piece.lstrip() if self._control.get(before, {}).get("rstrip") else piece
+            text = text.rstrip() if self._control.get(after, {}).get("lstrip") else text
+            ids += self._encode_plain(text.replace(_BREAK, ""), first=not before)
+        return _not_empty(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, control ids left out."""
@@ -73,16 +84,22 @@ class Tokenizer:
             raise InvalidRequest("this target has no chat template", hint="send a text prompt instead of messages")
         try:
             rendered: str = self._template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **self.bundle.special_tokens
+                messages=messages,
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self.bundle.special_tokens,
             )
             return rendered
-        except (TemplateError, TypeError, KeyError) as error:
+        except Exception as error:  # a template is a program: it may fail in any way
             raise InvalidRequest(f"the chat template refuses these messages: {error}") from error
 
     @cached_property
     def _template(self) -> Any:
         # The environment that templates are written for: transformers' chat_template_utils documents it.
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+        )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda fmt: datetime.now().astimezone().strftime(fmt)
@@ -96,22 +113,34 @@ class Tokenizer:
         return added
 
     @cached_property
-    def _special_pattern(self) -> re.Pattern[str]:
-        return _any_of(t["content"] for t in self._added if t["special"])
+    def _special(self) -> dict[str, dict[str, Any]]:
+        return {t["content"]: t for t in self._added if t["special"]}
+
+    @cached_property
+    def _control(self) -> dict[str, dict[str, Any]]:
+        # Added tokens that are not special may be mere runs of spaces (GPT-NeoX): those forge nothing.
+        return {t["content"]: t for t in self._added if t["special"] or len(t["content"].strip()) > 2}
 
     @cached_property
     def _control_pattern(self) -> re.Pattern[str]:
-        # Added tokens that are not special may be mere runs of spaces (GPT-NeoX): those forge nothing.
-        return _any_of(t["content"] for t in self._added if t["special"] or len(t["content"].strip()) > 2)
-
-    @cached_property
-    def _id_of(self) -> dict[str, int]:
-        return {t["content"]: t["id"] for t in self._added}
+        return _any_of(self._control)
 
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
-        """The same tokenizer without its added tokens: no text can produce a control id."""
-        return tokenizers.Tokenizer.from_str(json.dumps(json.loads(self.bundle.tokenizer_json) | {"added_tokens": []}))
+        """The same tokenizer without its control tokens: no text can produce a control id."""
+        spec = json.loads(self.bundle.tokenizer_json)
+        spec["added_tokens"] = [t for t in self._added if t["content"] not in self._control]
+        return tokenizers.Tokenizer.from_str(json.dumps(spec))
+
+    @cached_property
+    def _plain_inside(self) -> tokenizers.Tokenizer:
+        """`_plain` for text that is not the first: what is put before a first word is not put before it."""
+        spec = json.loads(self._plain.to_str())
+        steps = [spec["pre_tokenizer"] or {}, *(spec["pre_tokenizer"] or {}).get("pretokenizers", [])]
+        for step in steps:
+            if step.get("prepend_scheme") == "first":
+                step["prepend_scheme"] = "never"
+        return tokenizers.Tokenizer.from_str(json.dumps(spec))
 
     def _guard(self, value: Any, *, keep_reserved: bool = False) -> Any:
         """Copy a message with every control string in it broken.
@@ -120,11 +149,16 @@ class Tokenizer:
         stay, because templates look for them there.
         """
         if isinstance(value, str):
-            pattern = self._special_pattern if keep_reserved else self._control_pattern
-            return pattern.sub(lambda m: m[0][:1] + _BREAK + m[0][1:], _valid(value))
+            strings = self._special if keep_reserved else self._control
+            broken = _any_of(strings).sub(lambda m: m[0][:1] + _BREAK + m[0][1:], _valid(value))
+            return _break_tail(broken, strings)
         if isinstance(value, Mapping):
             keep = keep_reserved or value.get("role") == "assistant"
-            return {key: self._guard(item, keep_reserved=keep) for key, item in value.items()}
+            # Keys too: templates print whole mappings, such as the arguments of a tool call.
+            return {
+                self._guard(key, keep_reserved=keep): self._guard(item, keep_reserved=keep)
+                for key, item in value.items()
+            }
         if isinstance(value, Sequence):
             return [self._guard(item, keep_reserved=keep_reserved) for item in value]
         return value
@@ -133,19 +167,27 @@ class Tokenizer:
         """Pieces of `rendered`: the template's own control strings, and the text between them."""
         return [piece for piece in re.split(f"({self._control_pattern.pattern})", rendered) if piece]
 
-    def _encode_piece(self, piece: str) -> list[int]:
-        if self._control_pattern.fullmatch(piece):
-            return [self._id_of[piece]]
-        text = piece.replace(_BREAK, "")
-        ids = self._plain.encode(text, add_special_tokens=False).ids
-        if not set(self._id_of.values()).isdisjoint(ids):  # the model's own vocabulary spells one, too
-            ids = [i for character in text for i in self._plain.encode(character, add_special_tokens=False).ids]
+    def _encode_plain(self, text: str, *, first: bool) -> list[int]:
+        tokenizer = self._plain if first else self._plain_inside
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        if not {t["id"] for t in self._control.values()}.isdisjoint(ids):  # the model's own vocabulary spells one, too
+            ids = [i for character in text for i in tokenizer.encode(character, add_special_tokens=False).ids]
         return list(ids)
 
 
 def _any_of(strings: Iterable[str]) -> re.Pattern[str]:
     """A pattern of literal strings, longest first because one may start with another; none: matches nothing."""
     return re.compile("|".join(map(re.escape, sorted(strings, key=len, reverse=True))) or r"(?!)")
+
+
+def _break_tail(text: str, strings: Iterable[str]) -> str:
+    """Break what `text` ends with if a control string starts like that: a template may put its rest right after it."""
+    starts = {string[:n] for string in strings for n in range(1, len(string))}
+    longest = max(map(len, starts), default=0)
+    for at in range(len(text) - 1, max(len(text) - longest, 0) - 1, -1):
+        if text[at:].replace(_BREAK, "") in starts and text[at] != _BREAK:
+            text = text[: at + 1] + _BREAK + text[at + 1 :]
+    return text
 
 
 def _valid(text: str) -> str:
@@ -165,8 +207,24 @@ def _not_empty(ids: Sequence[int]) -> list[int]:
     return list(ids)
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+class _Generation(Extension):
+    """`{% generation %}`: marks the model's own words for training; here it is just what it holds."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:
