@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.tiny import tiny_bundle
 
 from baru_common.errors import (
     BaruError,
@@ -23,6 +22,7 @@ from baru_common.sampling import SamplingParams
 from baru_common.tokens import Tokenizer
 from baru_hub.engines import EngineSpec
 from baru_hub.verifier import check_open
+from support.tiny import tiny_bundle
 
 _BUNDLE = tiny_bundle()
 _VOCABULARY = Tokenizer(_BUNDLE).vocabulary
@@ -79,12 +79,3 @@ def test_a_prompt_leaves_room_for_one_id() -> None:
     check_open(replace(_OPEN, prompt_ids=(1,) * 63), _SPEC, wide)
     with pytest.raises(PromptTooLong, match="at most 63"):
         check_open(replace(_OPEN, prompt_ids=(1,) * 64), _SPEC, wide)
-
-
-def test_a_hole_in_the_vocabulary_is_no_prompt_id() -> None:
-    """It has no meaning: the tokenizer never makes it, and the target never saw it."""
-    pieces = list(_VOCABULARY.pieces)
-    pieces[50] = None
-    spec = replace(_SPEC, vocabulary=replace(_VOCABULARY, pieces=tuple(pieces)))
-    assert spec.vocabulary.holes == (50,)
-    check_open(replace(_OPEN, prompt_ids=(49, 51)), spec, _LIMITS)

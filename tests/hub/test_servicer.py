@@ -10,8 +10,6 @@ from typing import Any
 
 import grpc
 import pytest
-from support.hubs import hub_of
-from support.tiny import plain_greedy, tiny_target
 
 from baru.drafting.v1 import drafting_pb2 as pb
 from baru.drafting.v1 import drafting_pb2_grpc
@@ -22,6 +20,8 @@ from baru_common.frames import Cancel, Draft, DrafterInfo, FinishReason, Heartbe
 from baru_common.sampling import SamplingParams
 from baru_hub import servicer
 from baru_hub.server import Hub
+from support.hubs import hub_of
+from support.tiny import plain_greedy, tiny_target
 
 _WAIT_S = 10.0
 _METHOD = "/baru.drafting.v1.DraftingService/Decode"
@@ -152,7 +152,7 @@ async def test_a_stream_without_open_is_ended(monkeypatch: pytest.MonkeyPatch) -
 
 async def test_a_message_too_large_is_refused() -> None:
     """The transport's limit holds; other streams of the same connection go on."""
-    async with connected() as (hub, channel):
+    async with connected() as (_, channel):
         code, _ = await error_of(decode(channel, b"\x0a" + bytes(MAX_MESSAGE_BYTES)))
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert [t async for r in decode(channel, _OPEN) for t in r.verdict.token_ids]
@@ -200,27 +200,32 @@ async def test_a_client_that_has_said_all_is_still_answered() -> None:
 
 
 async def test_a_full_hub_tells_the_client_when_to_come_back() -> None:
-    """RESOURCE_EXHAUSTED with RetryInfo; the sessions that run are not disturbed."""
+    """RESOURCE_EXHAUSTED with RetryInfo; who runs is not disturbed, and room is room as soon as there is some."""
     async with connected(max_sessions=1, patience_ms=200) as (hub, channel):
-        first = decode(channel, _ENDLESS)
+        first: Any = decode(channel, _ENDLESS)
         assert (await first.read()).HasField("opened")
         code, error = await error_of(decode(channel, _OPEN))
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert isinstance(error, errors.CapacityExhausted)
         assert error.retry_after_s > 0
+        assert error.hint
+        assert hub.verifier.num_sessions == 1
         assert (await first.read()).HasField("verdict")
         first.cancel()
         await gone(hub)
+        assert [t async for r in decode(channel, _OPEN) for t in r.verdict.token_ids]
 
 
-async def test_the_tokenizer_comes_whole_or_not_at_all() -> None:
+async def test_the_tokenizer_comes_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """In pieces within the limit that add up to the bundle; NOT_FOUND for another digest."""
+    assert servicer._CHUNK_BYTES <= 1 << 18  # as the contract says
+    monkeypatch.setattr(servicer, "_CHUNK_BYTES", 1000)
     async with connected() as (_, channel):
         stub: Any = drafting_pb2_grpc.DraftingServiceStub(channel)
         digest = _TARGET.bundle.digest
         pieces = [p async for p in stub.FetchTokenizer(pb.FetchTokenizerRequest(tokenizer_digest=digest))]
         assert b"".join(piece.chunk for piece in pieces) == _TARGET.bundle.data
         assert {piece.total_bytes for piece in pieces} == {len(_TARGET.bundle.data)}
-        assert all(1 <= len(piece.chunk) <= 1 << 18 for piece in pieces)
+        assert [len(piece.chunk) for piece in pieces[:-1]] == [1000] * (len(_TARGET.bundle.data) // 1000)
         code, error = await error_of(stub.FetchTokenizer(pb.FetchTokenizerRequest(tokenizer_digest=b"x" * 32)))
         assert (code, type(error)) == (grpc.StatusCode.NOT_FOUND, errors.NotFound)

@@ -14,15 +14,16 @@ from itertools import count
 from typing import Any
 
 import pytest
-from support.tiny import tiny_bundle
 
-from baru_common.errors import CapacityExhausted, EngineFailure, HubUnavailable, InvalidRequest
+from baru_common.errors import EngineFailure, HubUnavailable, InvalidRequest
 from baru_common.frames import Draft, DrafterInfo, Finished, FinishReason, HubFrame, Limits, Open, Opened, Verdict
 from baru_common.sampling import SamplingParams
 from baru_common.tokens import Tokenizer
 from baru_hub.engines import EngineSpec, Feed
-from baru_hub.scheduler import TurnScheduler
+from baru_hub.scheduler import Plan, TurnScheduler
+from baru_hub.session import Session
 from baru_hub.verifier import LiveSession, Verifier
+from support.tiny import tiny_bundle
 
 _WAIT_S = 10.0
 _EOS, _CONTEXT = 2, 64
@@ -80,6 +81,16 @@ class MockEngine:
 def a_request(**changes: Any) -> Open:
     request = Open((5, 6, 7), SamplingParams(max_tokens=6), SPEC.fingerprint, _BUNDLE.digest)
     return replace(request, **changes)
+
+
+class NeverYet:
+    """A scheduler that waits for a draft, whatever comes."""
+
+    def plan(self, sessions: Sequence[Session], now_s: float) -> Plan:
+        return Plan(wait_s=300.0)
+
+    def learn(self, plan: Plan, step_s: float) -> None:
+        raise AssertionError("no step was planned")
 
 
 @asynccontextmanager
@@ -240,7 +251,7 @@ async def test_stopping_the_hub_during_a_step_waits_for_it() -> None:
 
 async def test_stopping_the_hub_while_it_waits_for_a_draft_ends_the_wait() -> None:
     """A session that fails wakes the loop in the moment in which the loop is cancelled: both must count."""
-    verifier = Verifier(MockEngine(), TurnScheduler(patience_s=300.0), LIMITS)
+    verifier = Verifier(MockEngine(), NeverYet(), LIMITS)
     await verifier.__aenter__()
     live = verifier.open(a_request(drafter=DRAFTS))
     await asyncio.sleep(0.05)
@@ -280,20 +291,3 @@ async def test_every_allocation_is_freed_whatever_the_end() -> None:
                 await frames_of(failing)
             await until(lambda: verifier.num_sessions == 0)
     assert engine.num_allocated == 20
-
-
-async def test_a_full_hub_says_when_to_come_back() -> None:
-    """Whoever is turned away costs nothing, and finds room as soon as somebody has left."""
-    engine = MockEngine()
-    engine.may_run.clear()
-    async with verifier_of(engine) as verifier:
-        lives = [verifier.open(a_request()) for _ in range(LIMITS.max_sessions)]
-        with pytest.raises(CapacityExhausted) as refused:
-            verifier.open(a_request())
-        assert refused.value.retry_after_s > 0
-        assert refused.value.hint
-        assert (engine.num_allocated, verifier.num_sessions) == (4, 4)
-        engine.may_run.set()
-        await asyncio.gather(*map(ids_of, lives))
-        await until(lambda: verifier.num_sessions == 0)
-        assert await ids_of(verifier.open(a_request())) == [own(i) for i in range(3, 9)]

@@ -1,0 +1,144 @@
+"""`baru-hub` as a process: what it says while it serves, how it ends, and how it refuses to start."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baru_common import __version__
+from baru_common.sampling import SamplingParams
+from baru_micro import MicroNode, Step
+from support.hubs import generate
+from support.tiny import plain_greedy, save, tiny_target
+
+_WAIT_S = 90.0
+_TARGET = tiny_target()
+_PROMPT = [1, 5, 9]
+
+
+async def start(*arguments: str, **environment: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "baru_hub.cli", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"COLUMNS": "300", "OMP_NUM_THREADS": "1"} | environment,
+    )
+
+
+async def refused(*arguments: str, **environment: str) -> tuple[int, str, str]:
+    """Run a hub that should not start; return exit code, output and errors."""
+    process = await start(*arguments, **environment)
+    out, err = await asyncio.wait_for(process.communicate(), _WAIT_S)
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def event(process: asyncio.subprocess.Process) -> dict[str, Any]:
+    assert process.stdout
+    line = await asyncio.wait_for(process.stdout.readline(), _WAIT_S)
+    told: dict[str, Any] = json.loads(line)
+    return told
+
+
+@asynccontextmanager
+async def served(target: Path, *options: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """A hub with the tiny target, ready; killed in the end if it still runs."""
+    arguments = ("--target", str(target), "--dtype", "float32", "--listen", "127.0.0.1:0", "--json", *options)
+    process = await start("serve", *arguments)
+    try:
+        assert await event(process) == {"event": "loading", "target": str(target)}
+        ready = await event(process)
+        assert (ready["event"], ready["engine"], ready["target"]) == ("ready", "transformers", target.name)
+        yield process, ready["address"]
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_hub_serves_until_it_is_told_to_stop(tmp_path: Path, number: int) -> None:
+    """JSON lines say what happens; the session that runs may finish; the exit code is 0."""
+    async with served(save(_TARGET, tmp_path / "tiny")) as (process, address):
+        finish, _ = await generate(address, _PROMPT, SamplingParams(max_tokens=16, ignore_eos=True))
+        assert list(finish.ids) == plain_greedy(_TARGET, _PROMPT, 16)
+        async with MicroNode.connect(address, drafter=None) as node:
+            events = node.generate(_PROMPT, SamplingParams(ignore_eos=True))
+            seen = [await anext(events), await anext(events)]
+            process.send_signal(number)
+            assert await event(process) == {"event": "draining", "sessions": "1"}
+            seen += [e async for e in events]
+        assert sum(len(e.ids) for e in seen if isinstance(e, Step)) == 509
+        assert await event(process) == {"event": "stopped"}
+        _, err = await asyncio.wait_for(process.communicate(), _WAIT_S)
+        assert process.returncode == 0
+        assert b"Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--target", "/no/such/model"), ("there is no model at /no/such/model", ".gguf")),
+        (("--target", "/no/[/red]such"), ("there is no model at /no/[/red]such", ".gguf")),
+        (("--target", __file__), ("is not a .gguf file", "safetensors")),
+        (("--listen", "127.0.0.1"), ("'127.0.0.1' is not an address", "HOST:PORT")),
+        (("--listen", "127.0.0.1:http"), ("is not an address", "HOST:PORT")),
+        (("--listen", "127.0.0.1:65536"), ("65536 is not a port", "0 to 65535")),
+        (("--listen", "0.0.0.0:7443"), ("not a loopback address", "[::1]")),
+        (("--dtype", "int3", "--target", "/no"), ("error:", "what to do:")),
+        (("--max-sessions", "0"), ("max_sessions is 0, must be at least 1",)),
+        (("--max-depth", "-1"), ("max_depth is -1, must be at least 0",)),
+        (("--patience-ms", "-1"), ("patience_ms is -1.0, must be at least 0",)),
+        (("--patience-ms", "nan", "--target", "/no"), ("patience_ms is nan",)),
+    ],
+)
+async def test_a_hub_that_cannot_start_says_why(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    """What is wrong and what to do, on the error stream, with exit code 1; never a traceback."""
+    code, out, err = await refused("serve", *arguments)
+    assert "Traceback" not in err
+    assert (code, out) == (1, "")
+    assert all(word in err for word in words)
+
+
+async def test_a_folder_without_weights_names_the_file(tmp_path: Path) -> None:
+    """The one that is missing, not just that something is."""
+    folder = save(_TARGET, tmp_path / "tiny")
+    (folder / "model.safetensors").unlink()
+    code, _, err = await refused("serve", "--target", str(folder))
+    assert code == 1
+    assert f"{folder / 'model.safetensors'} is missing" in err
+
+
+async def test_a_port_in_use_is_said(tmp_path: Path) -> None:
+    """After the target was loaded, in one sentence."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        folder = save(_TARGET, tmp_path / "tiny")
+        code, _, err = await refused("serve", "--target", str(folder), "--dtype", "float32", "--listen", address)
+    assert code == 1
+    assert f"cannot listen on {address}" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("arguments", [("serve", "--no-such"), ("serve", "--threads", "-1"), ("no-such",)])
+async def test_a_wrong_call_is_a_usage_error(arguments: tuple[str, ...]) -> None:
+    """Exit code 2, as everywhere."""
+    code, out, _ = await refused(*arguments)
+    assert (code, out) == (2, "")
+
+
+async def test_the_version_is_the_packages() -> None:
+    """Alone on its line."""
+    assert await refused("version") == (0, f"{__version__}\n", "")

@@ -1,0 +1,48 @@
+"""What users import. A change here is a change of the public interface: make it on purpose."""
+
+from __future__ import annotations
+
+import inspect
+
+import baru_micro
+
+_NAMES = [
+    "BaruError",
+    "Event",
+    "Finish",
+    "FinishReason",
+    "HubDescription",
+    "Kind",
+    "MicroNode",
+    "Piece",
+    "Provenance",
+    "SamplingParams",
+    "Span",
+    "Started",
+    "Step",
+    "StepStats",
+    "SyncMicroNode",
+    "Usage",
+    "load_drafter",
+]
+
+
+def test_the_public_names_are_these() -> None:
+    """In order, each of them there."""
+    assert baru_micro.__all__ == _NAMES
+    assert all(hasattr(baru_micro, name) for name in _NAMES)
+
+
+def test_both_nodes_have_the_same_calls() -> None:
+    """The facade without `async` takes what the other takes."""
+    for name in ("connect", "generate"):
+        calls = [getattr(node, name) for node in (baru_micro.MicroNode, baru_micro.SyncMicroNode)]
+        ours, theirs = (list(inspect.signature(call).parameters.values()) for call in calls)
+        assert ours == theirs
+
+
+def test_the_values_on_paper_stay() -> None:
+    """They stand in JSON output and in logs."""
+    assert [kind.value for kind in baru_micro.Kind] == ["accepted", "correction", "bonus", "plain"]
+    assert [provenance.value for provenance in baru_micro.Provenance] == ["verified", "provisional"]
+    assert [reason.value for reason in baru_micro.FinishReason] == ["stop", "length", "cancelled"]
