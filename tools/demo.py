@@ -19,13 +19,15 @@ PROMPT = (
 
 def main() -> int:
     """Return the exit code of the generation."""
-    with subprocess.Popen([BIN / "baru-hub", "serve", "--listen", "127.0.0.1:0", "--json"], stdout=subprocess.PIPE, text=True) as hub:
+    with subprocess.Popen(
+        [BIN / "baru-hub", "serve", "--listen", "127.0.0.1:0", "--json"], stdout=subprocess.PIPE, text=True
+    ) as hub:
         try:
             address = wait_until_ready(hub)
             if address is None:
                 return 1
             print(f"hub ready on {address}\n\n> {PROMPT}\n", flush=True)
-            node = [BIN / "baru-micro", "generate", PROMPT, "--hub", address, "--max-tokens", "160"]
+            node = [str(BIN / "baru-micro"), "generate", PROMPT, "--hub", address, "--max-tokens", "160"]
             return subprocess.run(node, check=False).returncode
         finally:
             hub.terminate()

@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from .errors import BaruError
 
@@ -16,15 +17,23 @@ EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130
 
 
+_CONTROLS = {c: "\ufffd" for c in (*range(0x20), 0x7F, *range(0x80, 0xA0)) if c not in (0x09, 0x0A)}
+
+
+def harmless(text: str) -> str:
+    """Return foreign text (a model's, a peer's, a file name) so that it cannot drive the terminal."""
+    return text.translate(_CONTROLS)
+
+
 def run(app: typer.Typer, name: str) -> None:
     """Run a command line. A BaruError becomes two lines on stderr and exit code 1; Ctrl-C gives 130."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Console(stderr=True, emoji=False, highlight=False, soft_wrap=True)
     try:
         app(prog_name=name)
     except BaruError as error:
-        console.print(f"[bold red]error:[/] {error.message}", markup=True)
+        console.print(Text.assemble(("error:", "bold red"), " ", harmless(error.message)))
         if error.hint:
-            console.print(f"[bold]what to do:[/] {error.hint}")
+            console.print(Text.assemble(("what to do:", "bold"), " ", harmless(error.hint)))
         sys.exit(EXIT_ERROR)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)

@@ -19,6 +19,8 @@ from . import errors, frames
 from .sampling import SamplingParams
 
 ERROR_DOMAIN = "drafting.baru"
+# What grpc.aio puts in the place of the hub's own status when the stream ends during a write.
+_STREAM_BROKE = "Internal error from Core"
 _T = TypeVar("_T")
 _FINISH_REASONS: dict[int, frames.FinishReason] = {
     pb.FinishReason.Value(f"FINISH_REASON_{reason.name}"): reason for reason in frames.FinishReason
@@ -243,6 +245,8 @@ def _read_details(status: status_pb2.Status) -> dict[str, Any]:
 
 def _from_bare_status(error: grpc.aio.AioRpcError) -> errors.BaruError:
     message = error.details() or error.code().name
+    if message == _STREAM_BROKE:
+        return errors.HubUnavailable("the hub ended the stream while a frame was being sent", hint="try again")
     bare: dict[grpc.StatusCode, type[errors.BaruError]] = {
         grpc.StatusCode.UNAVAILABLE: errors.HubUnavailable,
         grpc.StatusCode.DEADLINE_EXCEEDED: errors.HubTimeout,

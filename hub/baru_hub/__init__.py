@@ -1,1 +1,25 @@
-"""The hub: one target model that verifies what many nodes draft."""
+"""The hub: one target model that verifies what many nodes draft.
+
+In process, for notebooks and tests:
+
+>>> engine = load_engine("smollm2-135m-instruct")
+>>> async with Verifier(engine) as verifier:
+...     await verifier.check([(context_ids, draft_ids)])
+"""
+
+from __future__ import annotations
+
+from .acceptance import Acceptance
+from .engines import Engine
+from .verifier import Verifier
+
+__all__ = ["Acceptance", "Engine", "Verifier", "load_engine"]
+
+
+def load_engine(target: str, *, dtype: str = "bfloat16", device: str = "cpu", kv_cache_mb: int = 1024) -> Engine:
+    """Load a target into the embedded engine; ModelFileError when it cannot be served."""
+    from baru_common.model_files import load
+
+    from .engines.transformers import TransformersEngine
+
+    return TransformersEngine(load(target, dtype=dtype, device=device), kv_cache_mb=kv_cache_mb)

@@ -10,11 +10,14 @@ from typing import Annotated
 import typer
 import uvloop
 from rich.console import Console
+from rich.text import Text
 
 from baru_common import __version__
-from baru_common.cli_support import configure_logs, print_json, run
+from baru_common.cli_support import configure_logs, harmless, print_json, run
+from baru_common.errors import ConfigError
 from baru_common.model_files import DEFAULT_TARGET, load, locate
 
+from . import load_engine
 from .config import DEFAULT_LISTEN, HubConfig
 from .engines import Engine
 
@@ -37,6 +40,11 @@ def serve(
     target: Annotated[
         str, typer.Option(help="Target model: a name, a Hugging Face folder, or a .gguf file.")
     ] = DEFAULT_TARGET,
+    engine: Annotated[str, typer.Option(help="What runs the target: transformers or simulated.")] = "transformers",
+    profile: Annotated[
+        str | None, typer.Option(help="Device that a simulated target takes its time from, e.g. thor-qwen3-8b-int4.")
+    ] = None,
+    kv_cache_mb: Annotated[int, typer.Option(help="Memory for keys and values, MB; it bounds all sessions.")] = 1024,
     listen: Annotated[str, typer.Option(help="HOST:PORT to serve on; port 0 takes a free one.")] = DEFAULT_LISTEN,
     dtype: Annotated[str, typer.Option(help="Numeric type of the target: bfloat16, float32 or float16.")] = "bfloat16",
     device: Annotated[str, typer.Option(help="Device of the target, as torch names it.")] = "cpu",
@@ -45,7 +53,9 @@ def serve(
     max_depth: Annotated[
         int, typer.Option(help="Most draft ids checked per session and step; 0: no drafting.")
     ] = HubConfig.max_depth,
-    patience_ms: Annotated[float, typer.Option(help="Longest wait for a node's next draft.")] = HubConfig.patience_ms,
+    max_patience_ms: Annotated[
+        float, typer.Option(help="Longest wait for a draft, whatever it promises; 0 never waits.")
+    ] = HubConfig.max_patience_ms,
     drain_grace_s: Annotated[float, typer.Option(help="Time to finish after SIGTERM.")] = HubConfig.drain_grace_s,
     reflection: Annotated[bool, typer.Option("--reflection", help="Serve gRPC reflection.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Say what happens as JSON lines.")] = False,
@@ -57,15 +67,23 @@ def serve(
         listen=listen,
         max_sessions=max_sessions,
         max_depth=max_depth,
-        max_draft_ahead=max(HubConfig.max_draft_ahead, 2 * max_depth),
-        patience_ms=patience_ms,
+        max_draft_ahead=max(HubConfig.max_draft_ahead, max_depth),
+        max_patience_ms=max_patience_ms,
         drain_grace_s=drain_grace_s,
         reflection=reflection,
     )
     say = Say(json_output=json_output)
-    with say.loading(target):
-        engine = _load_engine(target, dtype, device, threads)
-    uvloop.run(_serve(engine, config, say))
+    with say.loading(profile or target):
+        if engine == "simulated":
+            runs: Engine = _simulated_engine(profile)
+        elif engine == "transformers" and profile is None:
+            runs = _transformers_engine(target, dtype, device, threads, kv_cache_mb)
+        else:
+            raise ConfigError(
+                f"--engine {engine} with --profile {profile} is no engine",
+                hint="use --engine transformers, or --engine simulated --profile NAME",
+            )
+    uvloop.run(_serve(runs, config, say))
 
 
 @app.command()
@@ -91,25 +109,31 @@ class Say:
     def loading(self, target: str) -> AbstractContextManager[object]:
         """Show that the target loads, while it does."""
         self.event("loading", target=target)
-        return self._console.status(f"loading {target} ...")
+        return self._console.status(Text(harmless(f"loading {target} ...")))
 
     def event(self, event: str, **facts: str) -> None:
         """Report one event: a JSON line, or a line of text."""
         if self._json:
             print_json({"event": event, **facts})
         elif event != "loading":
-            self._console.print(f"[bold]{event}[/]  " + "  ".join(f"{k} {v}" for k, v in facts.items()))
+            self._console.print(
+                Text.assemble((event, "bold"), "  ", harmless("  ".join(f"{k} {v}" for k, v in facts.items())))
+            )
 
 
-def _load_engine(target: str, dtype: str, device: str, threads: int) -> Engine:
+def _simulated_engine(profile: str | None) -> Engine:
+    from .engines.simulated import DeviceProfile, SimulatedEngine
+
+    return SimulatedEngine(DeviceProfile.load(profile or ""))
+
+
+def _transformers_engine(target: str, dtype: str, device: str, threads: int, kv_cache_mb: int) -> Engine:
     locate(target)  # what is missing is said before the slow imports
     import torch
 
-    from .engines.transformers import TransformersEngine
-
     if threads:
         torch.set_num_threads(threads)
-    return TransformersEngine(load(target, dtype=dtype, device=device))
+    return load_engine(target, dtype=dtype, device=device, kv_cache_mb=kv_cache_mb)
 
 
 async def _serve(engine: Engine, config: HubConfig, say: Say) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 from dataclasses import dataclass
 
 from baru_common.channel_options import MAX_MESSAGE_BYTES
@@ -19,12 +20,12 @@ class HubConfig:
     """Address to serve on, HOST:PORT; port 0 takes a free one. Loopback only until mTLS is built."""
     max_sessions: int = 16
     """Most sessions at a time."""
-    max_depth: int = 8
+    max_depth: int = 16
     """Most draft ids checked per session and step; 0 turns drafting off."""
-    max_draft_ahead: int = 16
+    max_draft_ahead: int = 64
     """Most drafted ids past the committed length that the hub keeps per session."""
-    patience_ms: float = 10.0
-    """Longest wait for a node's answer to the last verdict."""
+    max_patience_ms: float = 250.0
+    """Longest wait for a draft, whatever it promises; 0 never waits."""
     max_prefill: int = 512
     """Most prompt ids fed in one step."""
     drain_grace_s: float = 10.0
@@ -41,8 +42,8 @@ class HubConfig:
             )
         if not 0 <= port < 1 << 16:
             raise ConfigError(f"listen is {self.listen}: {port} is not a port", hint="use 0 to 65535")
-        for name, least in (("max_sessions", 1), ("max_depth", 0), ("max_prefill", 1), ("patience_ms", 0)):
-            if getattr(self, name) < least:
+        for name, least in (("max_sessions", 1), ("max_depth", 0), ("max_prefill", 1), ("max_patience_ms", 0)):
+            if not least <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} is {getattr(self, name)}, must be at least {least}")
         if self.max_draft_ahead < self.max_depth:
             raise ConfigError(

@@ -1,11 +1,35 @@
-"""Who is verified in the next step, and how deep. A pure decision over the sessions' states."""
+"""Who is verified in the next step, how deep, and whether to wait for a draft: pure decisions.
+
+Scheduling is by goodput, expected ids per second. A step costs what `CostModel` says; draft position j
+of a session gains an id with the probability that the session's drafts survive so far. A position is
+worth checking while its gain, over the time of one more row, exceeds the ids per second without it:
+so depth shrinks to nothing when the batch is large or a drafter is bad, and grows when it pays.
+
+Waiting (patience) is weighed the same way, in ids per second over the time until a draft has been
+checked:
+
+    wait     (1 + G) / (rest of the answer time + a step with the draft)
+    blind    (n + 1 + S_n G') / (n plain steps + a step with the draft)       n steps until the draft is there
+
+G is the expected number of accepted ids; a draft that was overtaken by n ids counts with the chance
+S_n that it agreed with them, and with what is left of it.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from .cost_model import CostModel, StepShape
 from .session import Block, Session
+
+_MARGIN = 1.02
+"""Waiting must promise this much more than going on, because the promise is an estimate."""
+_STALL = 2.0
+"""A piece of a prompt may stretch a step that others decode in to this many times its length."""
+_MIN_PIECE = 16
 
 
 @dataclass(frozen=True)
@@ -16,35 +40,166 @@ class Plan:
     wait_s: float | None = None
     """With no blocks: wait this long for a draft, or for ever when None."""
 
+    @property
+    def shape(self) -> StepShape:
+        """What the step will cost by."""
+        return StepShape(
+            num_rows=sum(len(block.pending) + len(block.draft) for _, block in self.blocks),
+            num_sessions=len(self.blocks),
+            num_context=sum(len(session.committed) for session, _ in self.blocks),
+        )
 
-@dataclass
-class TurnScheduler:
-    """Serves sessions in turn, one a step, and waits a fixed, short time for a draft under way."""
 
-    max_depth: int = 8
-    """Most draft ids checked in a step."""
-    patience_s: float = 0.01
-    """Longest wait for a node's answer to the last verdict."""
-    max_prefill: int = 512
-    """Most prompt ids fed in a step."""
-    _last: Session | None = None
+class Scheduler(Protocol):
+    """Decides steps and learns from them."""
 
     def plan(self, sessions: Sequence[Session], now_s: float) -> Plan:
-        """Return the next step for the first session in turn that need not wait."""
-        waits = [self._wait_s(session, now_s) for session in sessions]
-        for i in self._turns(sessions):
-            if waits[i] <= 0:
-                self._last = sessions[i]
-                return Plan(((sessions[i], sessions[i].next_block(self.max_depth, self.max_prefill)),))
-        return Plan(wait_s=min(waits, default=None))
+        """Return the next step, or how long to wait for a draft before the next one."""
 
-    def _turns(self, sessions: Sequence[Session]) -> list[int]:
-        last = next((i for i, session in enumerate(sessions) if session is self._last), -1)
-        return [(last + 1 + i) % len(sessions) for i in range(len(sessions))]
+    def learn(self, plan: Plan, step_s: float) -> None:
+        """Learn from a step that took `step_s`."""
 
-    def _wait_s(self, session: Session, now_s: float) -> float:
-        if not session.has_drafter or session.num_pending > self.max_prefill or session.room <= 1:
+
+@dataclass
+class GoodputScheduler:
+    """Every session that decodes takes part in every step; prompts are fed in pieces beside them."""
+
+    cost: CostModel
+    max_prefill: int = 512
+    """Most prompt ids fed in a step."""
+    max_patience_s: float = 0.25
+    """Longest wait for a draft, whatever it promises."""
+
+    def plan(self, sessions: Sequence[Session], now_s: float) -> Plan:
+        """Return the next step, or how long to wait for a draft before the next one."""
+        decoding = [s for s in sessions if s.num_pending <= _MIN_PIECE]
+        prefilling = [s for s in sessions if s.num_pending > _MIN_PIECE]
+        for session in decoding:
+            session.tail = session.mailbox.usable(session.committed)
+        self._set_depths(decoding)
+        if decoding and not prefilling and (wait_s := self._patience(decoding, now_s)) > 0:
+            return Plan(wait_s=wait_s)
+        for session in decoding:
+            session.pace.answers.settle(answered=bool(session.tail))
+        blocks = [(s, s.next_block(s.pace.checked_depth, self.max_prefill)) for s in decoding]
+        blocks += self._prompt_pieces(prefilling, Plan(tuple(blocks)).shape)
+        return Plan(tuple(blocks))
+
+    def learn(self, plan: Plan, step_s: float) -> None:
+        """Learn from a step that took `step_s`."""
+        self.cost.observe(plan.shape, step_s)
+
+    # -- depth
+
+    def _set_depths(self, sessions: Sequence[Session]) -> None:
+        if not sessions:
+            return
+        gains = [s.pace.survival.gains() if s.has_drafter else [] for s in sessions]
+        num_rows, num_ids = 0, 0.0
+        for session, gain in zip(sessions, gains, strict=True):
+            depth = min(session.pace.depth, len(session.tail))
+            num_rows += session.num_pending + depth
+            num_ids += 1 + sum(gain[:depth])
+        step_s = self.cost.predict_s(StepShape(num_rows, len(sessions), _context(sessions)))
+        price = num_ids / max(step_s, 1e-9) * self.cost.row_s  # ids that a row's time is worth
+        for session, gain in zip(sessions, gains, strict=True):
+            session.pace.adjust_depth(gain, price)
+            ids_per_step = 1 + sum(gain[: session.pace.depth])
+            session.pace.adjust_window(step_s, ids_per_step, session.mailbox.max_ahead)
+
+    # -- patience
+
+    def _patience(self, sessions: Sequence[Session], now_s: float) -> float:
+        """Return how long to wait for drafts under way; 0 to take the step now."""
+        waiters = sorted(
+            (s for s in sessions if _awaits(s) and self._overdue_s(s) > now_s), key=lambda s: _remaining_s(s, now_s)
+        )
+        if not waiters:
             return 0.0
-        if session.mailbox.answered(session.committed):
-            return 0.0
-        return session.decided_s + self.patience_s - now_s
+        blind = self._blind_rate(sessions, waiters, now_s)
+        for i in range(len(waiters)):
+            wait_s = _remaining_s(waiters[i], now_s)
+            if self._wait_rate(sessions, waiters[: i + 1], wait_s) > blind * _MARGIN:
+                for session in waiters[: i + 1]:
+                    session.pace.answers.wait()
+                return max(min(self._overdue_s(s) for s in waiters[: i + 1]) - now_s, 1e-4)
+        return 0.0
+
+    def _wait_rate(self, sessions: Sequence[Session], answered: Sequence[Session], wait_s: float) -> float:
+        """Expected ids per second when the `answered` have sent their drafts after `wait_s`."""
+        num_rows, num_ids = 0.0, 0.0
+        for session in sessions:
+            length = session.pace.answers.num_ids if session in answered else len(session.tail)
+            depth = min(session.pace.checked_depth, length)
+            num_rows += session.num_pending + depth
+            num_ids += 1 + _partial_sum(session.pace.survival.gains(), depth)
+        return num_ids / (wait_s + self._step_s(num_rows, sessions))
+
+    def _blind_rate(self, sessions: Sequence[Session], waiters: Sequence[Session], now_s: float) -> float:
+        """Expected ids per second when the step is taken now, over it and the step that has the drafts."""
+        depths = [min(s.pace.checked_depth, len(s.tail)) for s in sessions]
+        blind_s = self._step_s(sum(s.num_pending for s in sessions) + sum(depths), sessions)
+        num_blind = max(1, math.ceil(_remaining_s(waiters[0], now_s) / max(blind_s, 1e-9)))
+        num_rows, num_ids = 0.0, 0.0
+        for session, depth in zip(sessions, depths, strict=True):
+            gains = session.pace.survival.gains()
+            if session not in waiters:
+                num_ids += (num_blind + 1) * (1 + sum(gains[:depth]))
+                num_rows += 1 + depth
+                continue
+            spare_s = num_blind * blind_s - _remaining_s(session, now_s)
+            left = min(session.pace.checked_depth, session.pace.answers.num_ids_after(spare_s) - num_blind)
+            overtaken = gains[num_blind - 1] if num_blind <= len(gains) else 0.0
+            num_ids += num_blind + 1 + (overtaken * _partial_sum(gains, left) if left > 0 else 0.0)
+            num_rows += 1 + max(left, 0)
+        return num_ids / (num_blind * blind_s + self._step_s(num_rows, sessions))
+
+    def _step_s(self, num_rows: float, sessions: Sequence[Session]) -> float:
+        return self.cost.predict_s(StepShape(round(num_rows), len(sessions), _context(sessions)))
+
+    def _overdue_s(self, session: Session) -> float:
+        return session.decided_s + min(session.pace.answers.latest_s, self.max_patience_s)
+
+    # -- prompts
+
+    def _prompt_pieces(self, sessions: Sequence[Session], decoding: StepShape) -> list[tuple[Session, Block]]:
+        """Feed the oldest prompts, as much as the others' step may be stretched by."""
+        budget = self.max_prefill
+        if decoding.num_sessions and self.cost.row_s > 0:
+            spare_s = (_STALL - 1) * self.cost.predict_s(decoding)
+            budget = min(budget, max(int(spare_s / self.cost.row_s), _MIN_PIECE))
+        blocks = []
+        for session in sessions:
+            if budget <= 0:
+                break
+            block = session.next_block(0, budget)
+            budget -= len(block.pending)
+            blocks.append((session, block))
+        return blocks
+
+
+def _awaits(session: Session) -> bool:
+    """The node has been asked for a draft and has not answered yet, and one would be of use."""
+    return (
+        session.has_drafter
+        and session.pace.checked_depth > 0
+        and session.pace.asked > 0
+        and session.pace.answers.may_wait
+        and session.room > 1
+        and not session.mailbox.answered(session.committed)
+    )
+
+
+def _remaining_s(session: Session, now_s: float) -> float:
+    return max(session.pace.answers.mean_s - (now_s - session.decided_s), 0.0)
+
+
+def _context(sessions: Sequence[Session]) -> int:
+    return sum(len(session.committed) for session in sessions)
+
+
+def _partial_sum(gains: Sequence[float], length: float) -> float:
+    """Sum of the first `length` gains; a part of the last one for a part of a position."""
+    whole = int(length)
+    rest = gains[whole] * (length - whole) if 0 <= whole < len(gains) else 0.0
+    return sum(gains[:whole]) + rest

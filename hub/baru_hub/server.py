@@ -16,7 +16,7 @@ from baru_common.frames import Limits
 
 from .config import HubConfig, split_address
 from .engines import Engine
-from .scheduler import TurnScheduler
+from .scheduler import GoodputScheduler, Scheduler
 from .servicer import DraftingServicer
 from .verifier import Verifier
 
@@ -40,16 +40,20 @@ class Hub:
 
 
 @asynccontextmanager
-async def running_hub(engine: Engine, config: HubConfig) -> AsyncIterator[Hub]:
-    """Serve `engine` while the block runs; ConfigError when the address cannot be taken."""
+async def running_hub(engine: Engine, config: HubConfig, *, scheduler: Scheduler | None = None) -> AsyncIterator[Hub]:
+    """Serve `engine` while the block runs, scheduled by goodput unless `scheduler` is given.
+
+    ConfigError when the address cannot be taken, EngineFailure when the target cannot take a step.
+    """
     limits = Limits(
         max_sessions=config.max_sessions,
         max_prompt_tokens=engine.spec.context_limit - 1,
         max_draft_ahead=config.max_draft_ahead,
         max_message_bytes=config.max_message_bytes,
     )
-    scheduler = TurnScheduler(config.max_depth, config.patience_ms / 1000, config.max_prefill)
-    async with Verifier(engine, scheduler, limits) as verifier:
+    if scheduler is None:
+        scheduler = GoodputScheduler(await engine.calibrate(), config.max_prefill, config.max_patience_ms / 1000)
+    async with Verifier(engine, scheduler, limits, max_depth=config.max_depth) as verifier:
         server = grpc.aio.server(options=SERVER_OPTIONS)
         drafting_pb2_grpc.add_DraftingServiceServicer_to_server(DraftingServicer(verifier), server)
         health_servicer = health.aio.HealthServicer()

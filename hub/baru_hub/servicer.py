@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from baru.drafting.v1 import drafting_pb2 as pb
 from baru.drafting.v1 import drafting_pb2_grpc
@@ -73,6 +74,8 @@ async def _first_frame(requests: AsyncIterator[pb.DecodeRequest]) -> Open:
         frame = wire.decode_request(await asyncio.wait_for(anext(requests), _OPEN_TIMEOUT_S))
     except (asyncio.TimeoutError, StopAsyncIteration):
         raise InvalidRequest(f"no Open came within {_OPEN_TIMEOUT_S:.0f} s") from None
+    except DecodeError as error:
+        raise InvalidRequest(f"the frame is not a DecodeRequest: {error}") from None
     if not isinstance(frame, Open):
         raise InvalidRequest(f"the first frame is {type(frame).__name__}, must be Open")
     return frame
@@ -85,6 +88,8 @@ async def _read(requests: AsyncIterator[pb.DecodeRequest], live: LiveSession) ->
             _handle(wire.decode_request(message), live)
     except BaruError as error:
         live.fail(error)
+    except DecodeError as error:
+        live.fail(InvalidRequest(f"the frame is not a DecodeRequest: {error}"))
     except Exception:  # nothing that a node sends may go unanswered
         _log.exception("reading session %s failed", live.state.session_id)
         live.fail(EngineFailure("the hub failed to read a frame"))

@@ -11,12 +11,15 @@ after it   committed += accepted + 1, cached = committed - 1 rows fed but reject
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baru_common.frames import Finished, FinishReason, Usage, Verdict
 
 from .acceptance import accept, stop
 from .mailbox import Mailbox
+from .pace import Pace
+
+_MAX_STAMPS = 512
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,11 @@ class Block:
     """Draft ids to check, none unless `decides`."""
     decides: bool = True
     """The last pending row and the draft rows decide ids; False for a piece of a prompt with more to come."""
+    chain_id: int = 0
+    """Chain that the draft is of."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Session:
     """One generation. Pure state: no clock, no I/O, no model."""
 
@@ -44,13 +49,34 @@ class Session:
     mailbox: Mailbox
     has_drafter: bool
     committed: list[int]
+    pace: Pace = field(default_factory=Pace)
     num_cached: int = 0
     finish: FinishReason | None = None
     num_steps: int = 0
     num_verified: int = 0
     num_accepted: int = 0
-    decided_s: float = 0.0
-    """Clock of the last verdict, or of the start: since then the node may be drafting."""
+    decided_at: dict[int, float] = field(default_factory=dict)
+    """Committed length -> clock when it was reached, for lengths that a chain may still fork from."""
+    tail: Sequence[int] = ()
+    """Drafted ids that continue the committed ones, as of the last plan."""
+
+    @property
+    def decided_s(self) -> float:
+        """Clock of the last verdict, or of the start: since then the node may be drafting."""
+        return next(reversed(self.decided_at.values()))
+
+    def stamp(self, now_s: float) -> None:
+        """Note when the committed length was reached."""
+        self.decided_at[len(self.committed)] = now_s
+        if len(self.decided_at) > _MAX_STAMPS:
+            del self.decided_at[next(iter(self.decided_at))]
+
+    def answer_time_s(self, base: int, now_s: float) -> float | None:
+        """Time from the verdict that reached `base` until now; None when it is not known any more."""
+        reached_s = self.decided_at.get(base)
+        for length in [length for length in self.decided_at if length < base]:
+            del self.decided_at[length]  # later chains fork later
+        return None if reached_s is None else now_s - reached_s
 
     @property
     def num_pending(self) -> int:
@@ -68,7 +94,8 @@ class Session:
             return Block(tuple(pending), decides=False)
         # One id is emitted in any case, so a draft of all the room could not be used whole.
         depth = min(max_draft, self.room - 1)
-        return Block(tuple(pending), tuple(self.mailbox.usable(self.committed)[:depth]))
+        draft = tuple(self.mailbox.usable(self.committed)[:depth])
+        return Block(tuple(pending), draft, chain_id=self.mailbox.chain_id)
 
     def take(self, block: Block, decided: Sequence[int]) -> Verdict | None:
         """Commit what the target decided for `block`; None for a piece of a prompt.
@@ -86,14 +113,16 @@ class Session:
         self.num_steps += 1
         self.num_verified += outcome.num_verified
         self.num_accepted += outcome.num_accepted
+        self.pace.learn(outcome.num_verified, outcome.num_accepted)
+        self.pace.asked = self.pace.window
         return Verdict(
             epoch=self.epoch,
             base=base,
             num_verified=outcome.num_verified,
             num_accepted=outcome.num_accepted,
             token_ids=outcome.emitted,
-            chain_id=self.mailbox.chain_id if outcome.num_verified else 0,
-            depth_hint=self.mailbox.max_ahead,
+            chain_id=block.chain_id if outcome.num_verified else 0,
+            depth_hint=self.pace.window,
         )
 
     def finished(self, reason: FinishReason) -> Finished:

@@ -7,12 +7,11 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
-from typing import Protocol
 
 from baru_common import __version__
+from baru_common.channel_options import MAX_MESSAGE_BYTES
 from baru_common.errors import (
     BaruError,
     CapacityExhausted,
@@ -38,27 +37,29 @@ from baru_common.frames import (
     Opened,
 )
 
+from .acceptance import Acceptance, accept
 from .engines import Engine, EngineSpec, Feed
 from .mailbox import Mailbox
-from .scheduler import Plan
+from .pace import Pace
+from .scheduler import GoodputScheduler, Plan, Scheduler
 from .session import Block, Session
 
+MAX_SESSIONS, MAX_DEPTH, MAX_DRAFT_AHEAD = 16, 16, 64
+ANYBODY = "loopback"
+"""Identity of all sessions while connections carry none."""
+
 _log = logging.getLogger(__name__)
-
-
-class Scheduler(Protocol):
-    """Decides the next step; see `scheduler`."""
-
-    def plan(self, sessions: list[Session], now_s: float) -> Plan: ...
 
 
 class LiveSession:
     """One session as its stream sees it: drafts go in, frames come out."""
 
-    def __init__(self, state: Session, sequence: int, wake: Callable[[], None]) -> None:
+    def __init__(self, state: Session, sequence: int, clock: Callable[[], float], wake: Callable[[], None]) -> None:
         self.state = state
         self.sequence = sequence
         self.closed = False
+        self._drafted_s = 0.0
+        self._clock = clock
         self._wake = wake
         self._outbox: asyncio.Queue[HubFrame | BaruError] = asyncio.Queue()
 
@@ -69,10 +70,17 @@ class LiveSession:
 
     def draft(self, draft: Draft) -> None:
         """Take in drafted ids; InvalidDraft when they are wrong."""
-        if draft.epoch != self.state.epoch:
-            self.state.mailbox.num_stale_frames += 1
+        state, now_s = self.state, self._clock()
+        if draft.epoch != state.epoch:
+            state.mailbox.num_stale_frames += 1
             return
-        self.state.mailbox.put(draft, len(self.state.committed))
+        fresh = draft.chain_id > state.mailbox.chain_id
+        state.mailbox.put(draft, len(state.committed))
+        if not fresh:
+            state.pace.answers.observe_pace(len(draft.token_ids), now_s - self._drafted_s)
+        elif (answer_s := state.answer_time_s(draft.base, now_s)) is not None:
+            state.pace.answers.observe(answer_s, len(draft.token_ids))
+        self._drafted_s = now_s
         self._wake()
 
     def send(self, frame: HubFrame) -> None:
@@ -113,23 +121,34 @@ class Verifier:
     def __init__(
         self,
         engine: Engine,
-        scheduler: Scheduler,
-        limits: Limits,
+        scheduler: Scheduler | None = None,
+        limits: Limits | None = None,
         *,
+        max_depth: int = MAX_DEPTH,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`scheduler`: by goodput, calibrated at the start, unless given. `max_depth`: most draft ids checked
+        per session and step; 0 turns drafting off."""
         self._engine = engine
         self._scheduler = scheduler
-        self._limits = limits
+        self._limits = limits or Limits(
+            max_sessions=MAX_SESSIONS,
+            max_prompt_tokens=engine.spec.context_limit - 1,
+            max_draft_ahead=MAX_DRAFT_AHEAD,
+            max_message_bytes=MAX_MESSAGE_BYTES,
+        )
+        self._max_depth = max_depth
         self._clock = clock
         self._live: list[LiveSession] = []
         self._draining = False
+        self._stopping = False
         self._awake = asyncio.Event()
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="baru-engine")
+        self._engine_free = asyncio.Lock()
         self._loop_task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Verifier:
-        self._loop_task = asyncio.create_task(self._run(), name="baru-verifier")
+        scheduler = self._scheduler or GoodputScheduler(await self._engine.calibrate())
+        self._loop_task = asyncio.create_task(self._run(scheduler), name="baru-verifier")
         return self
 
     async def __aexit__(
@@ -137,10 +156,10 @@ class Verifier:
     ) -> None:
         for live in self._live:
             live.fail(HubUnavailable("the hub is stopping", hint="try again when it is back"))
+        self._stopping = True
+        self._awake.set()
         if self._loop_task:
-            self._loop_task.cancel()
-            await asyncio.gather(self._loop_task, return_exceptions=True)
-        self._worker.shutdown()
+            await self._loop_task  # a step under way ends by itself
         self._release_closed()
 
     # -- what streams call
@@ -171,20 +190,42 @@ class Verifier:
             limits=self._limits,
         )
 
-    def open(self, request: Open) -> LiveSession:
-        """Admit a session and queue its `Opened`; a BaruError says why not."""
+    def open(self, request: Open, identity: str = ANYBODY) -> LiveSession:
+        """Admit a session of `identity` and queue its `Opened`; a BaruError says why not."""
         check_open(request, self.spec, self._limits)
         if self._draining:
             raise HubUnavailable("the hub is draining", hint="use another hub, or try again when it is back")
-        if len(self._live) >= self._limits.max_sessions:
+        if sum(not live.closed for live in self._live) >= self._limits.max_sessions:
             raise CapacityExhausted(f"all {self._limits.max_sessions} sessions are taken", hint="try again later")
-        live = self._admit(request)
+        live = self._admit(request, identity)
         self._live.append(live)
         state = live.state
-        max_draft_ahead = self._limits.max_draft_ahead if request.drafter else 0
-        live.send(Opened(state.session_id, state.epoch, len(state.committed), max_draft_ahead))
+        state.pace.asked = state.pace.window if state.has_drafter else 0
+        live.send(Opened(state.session_id, state.epoch, len(state.committed), state.pace.asked))
         self._awake.set()
         return live
+
+    async def check(
+        self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], identity: str = ANYBODY
+    ) -> list[Acceptance]:
+        """Verify each (context, draft) pair, all in one forward pass, with no session: for scripts and tests.
+
+        The result says how much of each draft the target agrees with, and what it emits instead.
+        """
+        allocations = []
+        try:
+            feeds = []
+            for context, draft in pairs:
+                allocation = self._engine.allocate(context, len(context) + len(draft), identity)
+                allocations.append(allocation)
+                block = Block(tuple(context[allocation.num_cached :]), tuple(draft))
+                feeds.append(Feed(allocation.sequence, allocation.num_cached, block))
+            async with self._engine_free:
+                decided = await self._engine.verify(feeds)
+        finally:
+            for allocation in allocations:
+                self._engine.free(allocation.sequence)
+        return [accept(draft, ids) for (_, draft), ids in zip(pairs, decided, strict=True)]
 
     async def drain(self, grace_s: float) -> None:
         """Admit nobody any more and wait until the running sessions ended, at most `grace_s`."""
@@ -195,49 +236,48 @@ class Verifier:
 
     # -- the loop
 
-    async def _run(self) -> None:
-        while True:
+    async def _run(self, scheduler: Scheduler) -> None:
+        while not self._stopping:
             self._awake.clear()
             self._release_closed()
-            plan = self._scheduler.plan([live.state for live in self._live], self._clock())
+            plan = scheduler.plan([live.state for live in self._live], self._clock())
             if plan.blocks:
-                await self._step(plan)
+                await self._step(plan, scheduler)
             else:
                 await self._sleep(plan.wait_s)
 
-    async def _step(self, plan: Plan) -> None:
+    async def _step(self, plan: Plan, scheduler: Scheduler) -> None:
         lives = {live.state.session_id: live for live in self._live}
         work = [(lives[state.session_id], block) for state, block in plan.blocks]
         feeds = [Feed(live.sequence, live.state.num_cached, block) for live, block in work]
+        start_s = self._clock()
         try:
-            decided = await self._in_worker(feeds)
+            async with self._engine_free:
+                decided = await self._engine.verify(feeds)
+            if len(decided) != len(feeds):
+                raise EngineFailure(f"the engine returned {len(decided)} results for {len(feeds)} sequences")
         except Exception as error:  # the engine may fail in its own ways; only its own batch pays
             _log.exception("a verification step of %d sessions failed", len(work))
             failure = error if isinstance(error, BaruError) else EngineFailure(f"the target failed: {error}")
             for live, _ in work:
                 live.fail(failure)
             return
+        scheduler.learn(plan, self._clock() - start_s)
         for (live, block), ids in zip(work, decided, strict=True):
-            self._commit(live, block, ids)
+            try:
+                self._commit(live, block, ids)
+            except BaruError as error:
+                live.fail(error)
 
     def _commit(self, live: LiveSession, block: Block, decided: list[int]) -> None:
         if live.closed:  # cancelled while its block was under way
             return
         verdict = live.state.take(block, decided)
-        live.state.decided_s = self._clock()
+        live.state.stamp(self._clock())
         if verdict:
             live.send(verdict)
         if live.state.finish:
             live.finish(live.state.finish)
-
-    async def _in_worker(self, feeds: list[Feed]) -> list[list[int]]:
-        future = asyncio.get_running_loop().run_in_executor(self._worker, self._engine.verify, feeds)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            # The thread cannot be interrupted, and nothing may be freed under it.
-            await asyncio.wait([future])
-            raise
 
     async def _sleep(self, wait_s: float | None) -> None:
         with contextlib.suppress(asyncio.TimeoutError):
@@ -245,10 +285,11 @@ class Verifier:
 
     # -- admission and release
 
-    def _admit(self, request: Open) -> LiveSession:
+    def _admit(self, request: Open, identity: str) -> LiveSession:
         spec, params = self.spec, request.params
         room = spec.context_limit - len(request.prompt_ids)
         max_length = len(request.prompt_ids) + min(params.max_tokens or room, room)
+        allocation = self._engine.allocate(request.prompt_ids, max_length, identity)
         state = Session(
             session_id=secrets.token_urlsafe(16),
             epoch=1,
@@ -256,11 +297,13 @@ class Verifier:
             max_length=max_length,
             stop_ids=frozenset(params.stop_ids) | frozenset(() if params.ignore_eos else spec.eos_ids),
             mailbox=Mailbox(spec.vocabulary.size, self._limits.max_draft_ahead),
+            pace=Pace(self._max_depth),
             has_drafter=request.drafter is not None,
             committed=list(request.prompt_ids),
-            decided_s=self._clock(),
+            num_cached=allocation.num_cached,
         )
-        return LiveSession(state, self._engine.allocate(max_length), self._awake.set)
+        state.stamp(self._clock())
+        return LiveSession(state, allocation.sequence, self._clock, self._awake.set)
 
     def _release_closed(self) -> None:
         for live in [live for live in self._live if live.closed]:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from baru_common import __version__
-from baru_common.cli_support import EXIT_ERROR, configure_logs, print_json, run
+from baru_common.cli_support import EXIT_ERROR, configure_logs, harmless, print_json, run
 from baru_common.errors import ConfigError
 from baru_common.sampling import SamplingParams
 
@@ -25,8 +25,6 @@ from .events import Finish, Kind, Piece, Step
 
 DEFAULT_HUB = "127.0.0.1:7443"
 _STYLES = {Kind.ACCEPTED: "green", Kind.CORRECTION: "bold yellow", Kind.BONUS: "cyan", Kind.PLAIN: "default"}
-# Text from a model never drives the terminal: no escape sequences, no carriage returns.
-_CONTROLS = {c: "\ufffd" for c in (*range(0x20), 0x7F, *range(0x80, 0xA0)) if c not in (0x09, 0x0A)}
 
 _T = TypeVar("_T")
 _Hub = Annotated[str, typer.Option("--hub", envvar="BARU_HUB", help="Hub to use, HOST:PORT.")]
@@ -93,7 +91,7 @@ async def _generate(prompt: Prompt, params: SamplingParams, hub: str, drafter: s
                 _show(console, event.pieces)
             elif isinstance(event, Finish):
                 if show:
-                    console.print(Text(event.tail))
+                    console.print(Text(harmless(event.tail)))
                     Console(stderr=True, highlight=False, soft_wrap=True).print(_summary_line(event), style="dim")
                 return event
     raise AssertionError("a generation ends with Finish")
@@ -104,7 +102,7 @@ def _show(console: Console, pieces: tuple[Piece, ...]) -> None:
         sys.stdout.write("".join(piece.text for piece in pieces))
         sys.stdout.flush()
         return
-    styled = ((piece.text.translate(_CONTROLS), _STYLES[piece.kind]) for piece in pieces)
+    styled = ((harmless(piece.text), _STYLES[piece.kind]) for piece in pieces)
     console.print(Text.assemble(*styled), end="")
 
 
@@ -160,8 +158,8 @@ def _check_table(checks: list[Check]) -> Table:
         table.add_row(
             "[green]ok[/]" if check.ok else "[bold red]FAILED[/]",
             check.name,
-            Text(check.found),
-            Text(check.advice),
+            Text(harmless(check.found)),
+            Text(harmless(check.advice)),
         )
     return table
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import cast
@@ -68,6 +68,8 @@ class MicroNode:
 
         InvalidRequest when the prompt is empty, too long for the target, or not a prompt.
         """
+        if not isinstance(prompt, Iterable):
+            raise InvalidRequest(f"{prompt!r} is no prompt", hint="give a text, ids, or messages")
         if isinstance(prompt, str):
             ids = self.tokenizer.encode_text(prompt)
         elif all(isinstance(item, Mapping) for item in prompt):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from baru_common.drafters import Drafter
-from baru_common.errors import BaruError, ProtocolViolation
+from baru_common.errors import BaruError, InvalidDraft, ProtocolViolation
 from baru_common.frames import Draft, Finished, Heartbeat, HubFrame, Open, Opened, Verdict
 from baru_common.tokens import TextStream, Vocabulary
 
@@ -56,9 +56,11 @@ class Generation:
         self._text = TextStream(self.vocabulary)
         self._parts: list[str] = []
         tasks: list[asyncio.Task[None]] = []
-        self.stream.send(self.request)
         try:
+            self.stream.send(self.request)
             async for frame in self.stream.frames():
+                if isinstance(frame, Opened) is bool(tasks) and not isinstance(frame, Heartbeat):
+                    raise ProtocolViolation(f"the hub sent {type(frame).__name__} out of turn")
                 if isinstance(frame, Opened):
                     tasks = self._open(frame)
                     yield Started(frame.session_id, self.target, len(self.request.prompt_ids))
@@ -83,9 +85,9 @@ class Generation:
                 f"the hub committed {opened.num_committed} prompt ids of {len(self.request.prompt_ids)}"
             )
         self._chain = DraftChain.start(self.request.prompt_ids, opened.epoch)
-        self._window = self._max_window = opened.max_draft_ahead
+        self._window = opened.max_draft_ahead
         tasks = [asyncio.create_task(self._beat())]
-        if self.drafter and self._window:
+        if self.drafter:
             tasks.append(asyncio.create_task(self._draft(self.drafter)))
             self._turn.set()
         return tasks
@@ -101,7 +103,7 @@ class Generation:
         if self._first_token_s is None:
             self._first_token_s = self.clock()
         self._chain.apply(frame)
-        self._window = min(self._max_window, frame.depth_hint)
+        self._window = frame.depth_hint
         self._turn.set()
         pieces = tuple(map(self._piece, frame.token_ids, _kinds(frame)))
         round_trip_s = self._round_trips_s[-1] if self._round_trips_s else None
@@ -156,12 +158,21 @@ class Generation:
                 proposed = await loop.run_in_executor(self.executor, propose, list(chain.ids), *arguments[1:])
             else:
                 proposed = propose(*arguments)
+            self._check(drafter, proposed, arguments[-1])
             if chain.version != version:  # a verdict came meanwhile and made it void
                 self._turn.set()
                 return None
-        if not proposed and not chain.wants_answer:
-            return None
+        if not proposed and not (chain.wants_answer and self._window):
+            return None  # nothing to say, or nobody waits for it
         return chain.extend(proposed)
+
+    def _check(self, drafter: Drafter, proposed: list[int], max_tokens: int) -> None:
+        """InvalidDraft for what no hub would take: it is the drafter's fault, and said here."""
+        wrong = next((i for i in proposed if not 0 <= i < self.vocabulary.size), None)
+        if wrong is not None:
+            raise InvalidDraft(f"the {drafter.family} drafter proposed {wrong}, which is outside the vocabulary")
+        if len(proposed) > max_tokens:
+            raise InvalidDraft(f"the {drafter.family} drafter proposed {len(proposed)} ids, asked for {max_tokens}")
 
     async def _beat(self) -> None:
         """Sample the round trip, at once and then now and again."""

@@ -42,6 +42,7 @@ class SyncMicroNode:
             finally:
                 _run(loop, connection.__aexit__(None, None, None))
         finally:
+            _run(loop, _end_all())
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
             loop.close()
@@ -61,7 +62,8 @@ class SyncMicroNode:
                 except StopAsyncIteration:
                     return
         finally:
-            _run(self._loop, events.aclose())
+            if not self._loop.is_closed():
+                _run(self._loop, events.aclose())
 
 
 def _run(loop: asyncio.AbstractEventLoop, work: Any) -> Any:
@@ -69,4 +71,26 @@ def _run(loop: asyncio.AbstractEventLoop, work: Any) -> Any:
         return await work
 
     coroutine: Coroutine[Any, Any, Any] = wrapped()
-    return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    try:
+        return future.result()
+    except BaseException:
+        if not future.done():  # interrupted: what was waited for must end before anything else is asked
+            future.cancel()
+            asyncio.run_coroutine_threadsafe(_settle(), loop).result()
+        raise
+
+
+async def _settle() -> None:
+    """Let what was cancelled run its clean-up."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def _end_all() -> None:
+    """End what still runs on this loop, before it is closed."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()

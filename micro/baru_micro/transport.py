@@ -12,7 +12,7 @@ from baru.drafting.v1 import drafting_pb2 as pb
 from baru.drafting.v1 import drafting_pb2_grpc
 from baru_common import wire
 from baru_common.channel_options import CLIENT_OPTIONS
-from baru_common.errors import HubUnavailable, ProtocolViolation
+from baru_common.errors import BaruError, HubUnavailable, ProtocolViolation
 from baru_common.frames import HubDescription, HubFrame, NodeFrame
 from baru_common.tokens import TokenizerBundle
 
@@ -69,9 +69,11 @@ class HubChannel:
 
     def _explain(self, error: grpc.aio.AioRpcError) -> Exception:
         ours = wire.from_rpc_error(error)
-        if type(ours) is HubUnavailable and not ours.hint:
-            ours.message = f"no hub answers at {self.address}: {ours.message}"
-            ours.hint = "check the address, and that `baru-hub serve` runs there"
+        if type(ours) in (HubUnavailable, BaruError) and not ours.hint:
+            return HubUnavailable(
+                f"no hub answers at {self.address}: {ours.message}",
+                hint="check the address, and that `baru-hub serve` runs there",
+            )
         return ours
 
 

@@ -24,6 +24,7 @@ from baru_micro import FinishReason, MicroNode
 from baru_micro.transport import HubChannel
 from support.drafters import oracle
 from support.hubs import generate, hub_of
+from support.lockstep import free_running
 from support.tiny import byte_tokenizer, plain_greedy, tiny_bundle, tiny_target, with_eos
 
 PROMPT = [40, 50, 60, 70]
@@ -38,6 +39,8 @@ def swapped(bundle: TokenizerBundle, first: int, second: int) -> TokenizerBundle
     spec["model"]["vocab"] |= {by_id[first]: second, by_id[second]: first}
     return replace(bundle, tokenizer_json=json.dumps(spec))
 
+
+untyped_fast: Any = PreTrainedTokenizerFast  # transformers is only partly typed
 
 # -- D01
 
@@ -145,7 +148,7 @@ def negative_draft() -> bytes:
 async def test_d02_ids_outside_the_vocabulary_end_their_own_session_only(message: bytes) -> None:
     """INVALID_ARGUMENT at once for the one; three others finish with the target's own ids."""
     answer = plain_greedy(tiny_target(), PROMPT, 60)
-    async with hub_of(tiny_target(), patience_ms=20) as hub:
+    async with hub_of(tiny_target(), scheduler=free_running()) as hub:
         others = [
             asyncio.create_task(generate(hub.address, PROMPT, SamplingParams(max_tokens=60, ignore_eos=True), drafter))
             for drafter in (oracle(PROMPT, answer), None, "ngram")
@@ -160,7 +163,7 @@ async def test_d02_ids_outside_the_vocabulary_end_their_own_session_only(message
 
 
 async def test_d02_an_empty_block_is_a_plain_step() -> None:
-    async with hub_of(tiny_target(), patience_ms=20) as hub:
+    async with hub_of(tiny_target(), scheduler=free_running()) as hub:
         code, frames = await raw_session(hub.address, draft_message([]))
         assert code is grpc.StatusCode.OK
         verdicts = [frame for frame in frames if isinstance(frame, Verdict)]
@@ -175,7 +178,7 @@ async def raw_session(address: str, message: bytes) -> tuple[grpc.StatusCode, li
         hub = await channel.describe()
         await channel.close()
         opening = Open(tuple(PROMPT), PARAMS, hub.target_fingerprint, hub.tokenizer_digest, DrafterInfo("test"))
-        call = raw.stream_stream(DECODE)()
+        call: Any = raw.stream_stream(DECODE)()
         await call.write(wire.encode_request(opening).SerializeToString())
         await call.write(message)
         frames = []
@@ -199,7 +202,7 @@ def control_ids(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
 async def test_d05_the_template_adds_the_only_bos() -> None:
     """Prompt ids are those of transformers' own rendering, on the node and, by their count, at the hub."""
     bundle = tiny_bundle()
-    reference = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), **bundle.special_tokens)
+    reference = untyped_fast(tokenizer_object=byte_tokenizer(), **bundle.special_tokens)
     reference.chat_template = bundle.chat_template
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi, été 🚒"}]
     expected = reference.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
@@ -225,7 +228,7 @@ async def test_d05_the_default_target(default_target: LoadedModel) -> None:
     """The same with the real tokenizer; and local mode makes the ids that hub mode makes."""
     local = Tokenizer(default_target.bundle)
     harmless = local.encode_chat([{"role": "user", "content": "hi"}])
-    reference = PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer.from_str(local.bundle.tokenizer_json))
+    reference = untyped_fast(tokenizer_object=tokenizers.Tokenizer.from_str(local.bundle.tokenizer_json))
     reference.chat_template = local.bundle.chat_template
     for content in ("hi", "Zusammenfassung: Größe 🚒 λ=3", FORGED):
         messages = [{"role": "user", "content": content}]

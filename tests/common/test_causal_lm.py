@@ -50,7 +50,7 @@ def test_with_the_targets_weights_it_drafts_what_the_target_says() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_it_equals_greedy_decoding_after_any_rewinds(seed: int) -> None:
     """Whatever was drafted and refused, fed twice, cut to one id or replaced as a whole leaves no trace."""
-    chance = random.Random(seed)  # noqa: S311
+    chance = random.Random(seed)
     target = tiny_target()
     stream, ids = CausalLmDrafter(target).start(), [1]
     for _ in range(25):

@@ -98,8 +98,8 @@ async def test_a_hub_serves_until_it_is_told_to_stop(tmp_path: Path, number: int
         (("--dtype", "int3", "--target", "/no"), ("error:", "what to do:")),
         (("--max-sessions", "0"), ("max_sessions is 0, must be at least 1",)),
         (("--max-depth", "-1"), ("max_depth is -1, must be at least 0",)),
-        (("--patience-ms", "-1"), ("patience_ms is -1.0, must be at least 0",)),
-        (("--patience-ms", "nan", "--target", "/no"), ("patience_ms is nan",)),
+        (("--max-patience-ms", "-1"), ("max_patience_ms is -1.0, must be at least 0",)),
+        (("--max-patience-ms", "nan", "--target", "/no"), ("max_patience_ms is nan",)),
     ],
 )
 async def test_a_hub_that_cannot_start_says_why(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:

@@ -62,9 +62,9 @@ def test_a_port_too_large_is_refused() -> None:
         ("max_sessions", -1),
         ("max_depth", -1),
         ("max_prefill", 0),
-        ("patience_ms", -0.1),
-        ("patience_ms", math.nan),
-        ("patience_ms", math.inf),
+        ("max_patience_ms", -0.1),
+        ("max_patience_ms", math.nan),
+        ("max_patience_ms", math.inf),
         ("max_draft_ahead", 7),
     ],
 )
@@ -77,7 +77,7 @@ def test_a_value_out_of_range_is_named(name: str, value: float) -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        {"max_sessions": 1, "max_depth": 0, "max_draft_ahead": 0, "max_prefill": 1, "patience_ms": 0.0},
+        {"max_sessions": 1, "max_depth": 0, "max_draft_ahead": 0, "max_prefill": 1, "max_patience_ms": 0.0},
         {"max_depth": 16, "max_draft_ahead": 16},
         {"drain_grace_s": 0.0},
     ],

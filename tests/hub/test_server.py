@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -16,13 +15,14 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from baru_common.errors import BaruError, ConfigError, HubUnavailable
 from baru_common.frames import PROTOCOL_REVISION
 from baru_common.sampling import SamplingParams
-from baru_hub.engines import Feed
 from baru_hub.engines.transformers import TransformersEngine
+from baru_hub.ragged_batch import RaggedBatch
 from baru_hub.server import SERVICE, Hub, running_hub
 from baru_hub.verifier import LiveSession
 from baru_micro import Event, Finish, FinishReason, MicroNode, Step
-from support.hubs import PATIENT, hub_of
-from support.tiny import plain_greedy, tiny_target
+from support.hubs import LOOPBACK, hub_of
+from support.lockstep import Lockstep
+from support.tiny import plain_greedy, tiny_target, twin
 
 _WAIT_S = 10.0
 _PROMPT = [1, 5, 9]
@@ -33,13 +33,13 @@ class GatedEngine(TransformersEngine):
     """The real engine, whose steps wait until they may run."""
 
     def __init__(self) -> None:
-        super().__init__(_TARGET)
+        super().__init__(twin(_TARGET), kv_cache_mb=64)
         self.entered, self.may_run = threading.Event(), threading.Event()
 
-    def verify(self, feeds: Sequence[Feed]) -> list[list[int]]:
+    def _run(self, batch: RaggedBatch, private: list[int]) -> list[list[int]]:
         self.entered.set()
         assert self.may_run.wait(_WAIT_S)
-        return super().verify(feeds)
+        return super()._run(batch, private)
 
 
 async def run(address: str, max_tokens: int = 8) -> Finish:
@@ -85,7 +85,10 @@ async def test_a_port_that_is_taken_is_a_config_error() -> None:
 
 async def test_a_hub_describes_itself() -> None:
     """What the target is, and the limits that it was started with."""
-    async with hub_of(_TARGET, max_sessions=3, max_draft_ahead=11) as hub, MicroNode.connect(hub.address) as node:
+    async with (
+        hub_of(_TARGET, max_sessions=3, max_depth=11, max_draft_ahead=11) as hub,
+        MicroNode.connect(hub.address) as node,
+    ):
         told = node.hub
     assert (told.protocol_revision, told.engine, told.target_name) == (PROTOCOL_REVISION, "transformers", "tiny-0-0.0")
     assert (told.target_fingerprint, told.tokenizer_digest) == (_TARGET.fingerprint, _TARGET.bundle.digest)
@@ -173,7 +176,7 @@ async def test_the_drain_ends_when_the_grace_is_over() -> None:
 
 async def test_a_hub_stops_while_its_sessions_wait_for_drafts() -> None:
     """Sessions in mid-stream, a patient hub: it ends within a moment all the same."""
-    hub_context = running_hub(TransformersEngine(_TARGET), PATIENT)
+    hub_context = running_hub(TransformersEngine(twin(_TARGET), kv_cache_mb=64), LOOPBACK, scheduler=Lockstep())
     hub = await hub_context.__aenter__()
     events: list[Event] = []
     async with MicroNode.connect(hub.address, drafter="ngram") as node:

@@ -21,6 +21,7 @@ from baru_common.sampling import SamplingParams
 from baru_hub import servicer
 from baru_hub.server import Hub
 from support.hubs import hub_of
+from support.lockstep import free_running
 from support.tiny import plain_greedy, tiny_target
 
 _WAIT_S = 10.0
@@ -39,7 +40,7 @@ Call = grpc.aio.StreamStreamCall[Any, Any]
 
 
 @asynccontextmanager
-async def connected(**settings: object) -> AsyncIterator[tuple[Hub, grpc.aio.Channel]]:
+async def connected(**settings: Any) -> AsyncIterator[tuple[Hub, grpc.aio.Channel]]:
     async with (
         hub_of(_TARGET, **settings) as hub,
         grpc.aio.insecure_channel(hub.address, options=CLIENT_OPTIONS) as channel,
@@ -108,7 +109,7 @@ async def test_what_breaks_the_contract_ends_that_stream(
     frames: Sequence[NodeFrame], code: grpc.StatusCode, error: type[BaruError]
 ) -> None:
     """With its own status and class; nothing of it stays, and the next session is served as ever."""
-    async with connected(patience_ms=200) as (hub, channel):
+    async with connected(scheduler=free_running()) as (hub, channel):
         got_code, got = await error_of(decode(channel, *frames))
         assert (got_code, type(got)) == (code, error)
         assert got.message
@@ -121,7 +122,7 @@ async def test_what_breaks_the_contract_ends_that_stream(
 @pytest.mark.parametrize("before", [(), (_ENDLESS,)])
 async def test_bytes_that_are_no_message_end_that_stream(data: bytes, before: Sequence[NodeFrame]) -> None:
     """At the start or later: an error reaches the client, the session is gone, others go on."""
-    async with connected(patience_ms=200) as (hub, channel):
+    async with connected(scheduler=free_running()) as (hub, channel):
         code, _ = await error_of(decode(channel, *before, data))
         assert code in {INVALID, grpc.StatusCode.INTERNAL}
         await gone(hub)
@@ -132,7 +133,7 @@ async def test_bytes_that_are_no_message_end_that_stream(data: bytes, before: Se
 async def test_a_frame_of_an_unknown_kind_is_unimplemented(before: Sequence[NodeFrame]) -> None:
     """The contract: such a frame, from a later revision, ends the stream with UNIMPLEMENTED."""
     later = b"\x9a\x06\x02\x08\x01"  # field 99, a message
-    async with connected(patience_ms=200) as (hub, channel):
+    async with connected(scheduler=free_running()) as (hub, channel):
         code, error = await error_of(decode(channel, *before, later))
         assert code is grpc.StatusCode.UNIMPLEMENTED
         assert "kind" in error.message
@@ -172,7 +173,7 @@ async def test_a_client_that_disappears_leaves_nothing(
     disappear: Callable[[Call, grpc.aio.Channel], Any], num_read: int
 ) -> None:
     """Before the first answer, after it, in mid-stream: no session stays."""
-    async with connected(patience_ms=50) as (hub, channel):
+    async with connected(scheduler=free_running()) as (hub, channel):
         call = decode(channel, _ENDLESS)
         for _ in range(num_read):
             await call.read()
@@ -183,7 +184,7 @@ async def test_a_client_that_disappears_leaves_nothing(
 
 async def test_cancel_ends_well_and_heartbeats_come_back() -> None:
     """Unchanged and at once; then `Finished` says CANCELLED and is the last message."""
-    async with connected(patience_ms=200) as (hub, channel):
+    async with connected(scheduler=free_running()) as (hub, channel):
         call = decode(channel, _ENDLESS, Heartbeat(1, 123), Heartbeat(2, (1 << 64) - 1), Cancel(), Heartbeat(3, 1))
         frames = [wire.decode_response(message) async for message in call]
         assert [f for f in frames if isinstance(f, Heartbeat)] == [Heartbeat(1, 123), Heartbeat(2, (1 << 64) - 1)]
@@ -201,7 +202,7 @@ async def test_a_client_that_has_said_all_is_still_answered() -> None:
 
 async def test_a_full_hub_tells_the_client_when_to_come_back() -> None:
     """RESOURCE_EXHAUSTED with RetryInfo; who runs is not disturbed, and room is room as soon as there is some."""
-    async with connected(max_sessions=1, patience_ms=200) as (hub, channel):
+    async with connected(max_sessions=1, scheduler=free_running()) as (hub, channel):
         first: Any = decode(channel, _ENDLESS)
         assert (await first.read()).HasField("opened")
         code, error = await error_of(decode(channel, _OPEN))

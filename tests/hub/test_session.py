@@ -140,7 +140,7 @@ def test_ranges_hold_and_counts_add_up(
 def test_a_prompt_is_fed_in_pieces_that_decide_nothing(max_pending: int) -> None:
     """Only the last piece decides; the pieces put together are the prompt."""
     prompt = [own(i) for i in range(10)]
-    run = Run(session_of(prompt, 40), Random(0), 0.0, 4, max_pending)  # noqa: S311
+    run = Run(session_of(prompt, 40), Random(0), 0.0, 4, max_pending)
     run.draft()  # it is there early, and must wait until the whole prompt was fed
     blocks: list[Block] = []
     while not run.verdicts:

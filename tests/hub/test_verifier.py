@@ -19,8 +19,9 @@ from baru_common.errors import EngineFailure, HubUnavailable, InvalidRequest
 from baru_common.frames import Draft, DrafterInfo, Finished, FinishReason, HubFrame, Limits, Open, Opened, Verdict
 from baru_common.sampling import SamplingParams
 from baru_common.tokens import Tokenizer
-from baru_hub.engines import EngineSpec, Feed
-from baru_hub.scheduler import Plan, TurnScheduler
+from baru_hub.cost_model import CostModel
+from baru_hub.engines import Allocation, EngineSpec, Feed
+from baru_hub.scheduler import GoodputScheduler, Plan
 from baru_hub.session import Session
 from baru_hub.verifier import LiveSession, Verifier
 from support.tiny import tiny_bundle
@@ -56,17 +57,26 @@ class MockEngine:
     def __post_init__(self) -> None:
         self.may_run.set()
 
-    def allocate(self, max_length: int) -> int:
+    def allocate(self, prompt_ids: Sequence[int], max_length: int, identity: str | None) -> Allocation:
         handle = next(self._handles)
         self.taken[handle] = max_length
         self.num_allocated += 1
-        return handle
+        return Allocation(handle, 0)
+
+    async def calibrate(self) -> CostModel:
+        return CostModel()
+
+    async def close(self) -> None:
+        pass
 
     def free(self, sequence: int) -> None:
         assert self.may_run.is_set(), "freed under a running step"
         del self.taken[sequence]
 
-    def verify(self, feeds: Sequence[Feed]) -> list[list[int]]:
+    async def verify(self, feeds: Sequence[Feed]) -> list[list[int]]:
+        return await asyncio.to_thread(self._verify, feeds)
+
+    def _verify(self, feeds: Sequence[Feed]) -> list[list[int]]:
         self.batches.append(tuple(feed.sequence for feed in feeds))
         self.entered.set()
         assert self.may_run.wait(_WAIT_S)
@@ -96,7 +106,7 @@ class NeverYet:
 @asynccontextmanager
 async def verifier_of(engine: MockEngine, limits: Limits = LIMITS) -> AsyncIterator[Verifier]:
     """Serve the mock; afterwards every allocated sequence must have been freed, once."""
-    async with Verifier(engine, TurnScheduler(patience_s=0.0, max_prefill=4), limits) as verifier:
+    async with Verifier(engine, GoodputScheduler(CostModel(), max_prefill=4, max_patience_s=0.0), limits) as verifier:
         yield verifier
     assert engine.taken == {}
     assert verifier.num_sessions == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +13,10 @@ from baru_common.drafters import Drafter, NgramDrafter
 from baru_common.drafters.causal_lm import CausalLmDrafter
 from baru_common.model_files import LoadedModel
 from baru_common.sampling import SamplingParams
-from baru_hub.config import HubConfig
 from baru_micro import Finish, MicroNode
 from support.drafters import oracle, wrong_at
 from support.hubs import hub_of
+from support.lockstep import free_running
 from support.prompts import Golden, golden
 from support.tiny import plain_greedy, tiny_target
 
@@ -26,8 +27,9 @@ def first_layers(target: LoadedModel, num_layers: int) -> LoadedModel:
     """A small model of the target's vocabulary: its own first layers."""
     config = copy.deepcopy(target.model.config)
     config.num_hidden_layers = num_layers
-    model = type(target.model)(config).eval().requires_grad_(False)
+    model: Any = type(target.model)(config)
     model.load_state_dict(target.model.state_dict(), strict=False)
+    model.eval().requires_grad_(False)
     return LoadedModel(target.files, model, target.bundle, target.dtype)
 
 
@@ -58,7 +60,7 @@ async def answers(address: str, prompt: Golden, num_tokens: int, drafter: Drafte
 async def test_the_tiny_target_says_what_it_would_say_alone(kind: str) -> None:
     target, small = tiny_target(), tiny_target(noise=0.3)
     generator = torch.Generator().manual_seed(7)
-    async with hub_of(target, patience_ms=20) as hub:
+    async with hub_of(target, scheduler=free_running()) as hub:
         for length in (1, 2, 17, 40, 200):
             ids = torch.randint(3, 300, (length,), generator=generator).tolist()
             prompt = Golden(f"random-{length}", tuple(ids), tuple(plain_greedy(target, ids, 64, stop_ids=(2,))))
@@ -83,7 +85,7 @@ async def test_the_targets_own_weights_as_drafter_are_always_accepted() -> None:
 async def test_an_output_without_drafting_is_the_same() -> None:
     target = tiny_target()
     expected = plain_greedy(target, [40, 50, 60], 64)
-    async with hub_of(target, max_depth=0) as hub:
+    async with hub_of(target, max_depth=0, scheduler=free_running()) as hub:
         prompt = Golden("off", (40, 50, 60), tuple(expected))
         finish = await answers(hub.address, prompt, 64, oracle(prompt.prompt_ids, prompt.ids))
         assert list(finish.ids) == expected
@@ -95,7 +97,7 @@ async def test_an_output_without_drafting_is_the_same() -> None:
 
 @pytest.fixture
 async def default_hub(default_target: LoadedModel) -> AsyncIterator[str]:
-    async with hub_of(default_target, patience_ms=HubConfig.patience_ms) as hub:
+    async with hub_of(default_target, scheduler=free_running()) as hub:
         yield hub.address
 
 

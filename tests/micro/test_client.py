@@ -30,6 +30,7 @@ from baru_hub.verifier import Verifier
 from baru_micro import Finish, FinishReason, Kind, MicroNode, Provenance, Span, Started, Step
 from support.drafters import FunctionDrafter, oracle
 from support.hubs import generate, hub_of
+from support.lockstep import free_running
 from support.tiny import plain_greedy, tiny_bundle, tiny_target
 
 _WAIT_S = 10.0
@@ -177,7 +178,7 @@ async def test_generations_of_one_node_do_not_mix() -> None:
         assert isinstance(events[-1], Finish)
         return list(events[-1].ids)
 
-    async with hub_of(_TARGET, patience_ms=5) as hub, MicroNode.connect(hub.address) as node:
+    async with hub_of(_TARGET, scheduler=free_running()) as hub, MicroNode.connect(hub.address) as node:
         assert await asyncio.gather(*(run(node, prompt) for prompt in prompts)) == [
             plain_greedy(_TARGET, prompt, 24) for prompt in prompts
         ]
@@ -200,7 +201,7 @@ async def test_a_drafter_that_fails_ends_its_generation(blocking: bool) -> None:
 
 
 @pytest.mark.parametrize("ids", [[300], [5] * 100])
-async def test_a_drafter_that_breaks_the_rules_is_named_by_the_hub(ids: list[int]) -> None:
+async def test_a_drafter_that_breaks_the_rules_is_named(ids: list[int]) -> None:
     """Ids that do not exist, or more of them than were asked for."""
     async with hub_of(_TARGET) as hub:
         with pytest.raises(InvalidDraft):
@@ -248,7 +249,7 @@ async def _to_the_end(node: MicroNode) -> None:
 @pytest.mark.parametrize("leave", [_break, _close, _cancel, _time_out])
 async def test_leaving_early_leaves_nothing(leave: Callable[[MicroNode], Any]) -> None:
     """No session at the hub, no task at the node; the connection is as good as before."""
-    async with hub_of(_TARGET, patience_ms=20) as hub, MicroNode.connect(hub.address) as node:
+    async with hub_of(_TARGET, scheduler=free_running()) as hub, MicroNode.connect(hub.address) as node:
         await leave(node)
         gc.collect()
         await until(lambda: hub.verifier.num_sessions == 0)
@@ -259,7 +260,7 @@ async def test_leaving_early_leaves_nothing(leave: Callable[[MicroNode], Any]) -
 async def test_disconnecting_ends_a_generation_that_was_put_aside() -> None:
     """Nobody reads it any more, and its iterator is still held."""
     hub: Hub
-    async with hub_of(_TARGET, patience_ms=20) as hub:
+    async with hub_of(_TARGET, scheduler=free_running()) as hub:
         async with MicroNode.connect(hub.address) as node:
             events = node.generate(_PROMPT, _LONG)
             await anext(events)

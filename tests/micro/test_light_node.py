@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from support.hubs import hub_of
+from support.lockstep import free_running
 from support.tiny import tiny_target
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads VmHWM")
@@ -66,7 +67,7 @@ def check(told: dict[str, Any], num_tokens: int) -> None:
 
 async def test_an_ngram_node_is_light() -> None:
     """Against the tiny target: everything that a node imports, and nothing else."""
-    async with hub_of(tiny_target(), patience_ms=20) as hub:
+    async with hub_of(tiny_target(), scheduler=free_running()) as hub:
         check(await node_against(hub.address, 100), 100)
 
 

@@ -7,19 +7,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import count
 
 import pytest
 
 from baru_common.errors import BaruError, ConfigError, EmptyPrompt, HubUnavailable
 from baru_common.sampling import SamplingParams
-from baru_hub.engines import Feed
 from baru_hub.engines.transformers import TransformersEngine
+from baru_hub.ragged_batch import RaggedBatch
 from baru_hub.server import Hub
 from baru_micro import Event, Finish, MicroNode, Started, Step, SyncMicroNode
 from support.drafters import FunctionDrafter
 from support.hubs import hub_of
+from support.lockstep import free_running
 from support.tiny import plain_greedy, tiny_target
 
 _WAIT_S = 10.0
@@ -35,7 +36,7 @@ def hub() -> Iterator[Hub]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="test-hub")
     thread.start()
-    context = hub_of(_TARGET, patience_ms=20)
+    context = hub_of(_TARGET, scheduler=free_running())
     try:
         running = asyncio.run_coroutine_threadsafe(context.__aenter__(), loop).result(_WAIT_S)
         yield running
@@ -184,14 +185,14 @@ print("closed")
 
 def test_an_interrupt_while_waiting_is_an_interrupt(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while the hub takes its time: KeyboardInterrupt, the session gone, the connection closed."""
-    verify, may_go_on, num_steps = TransformersEngine.verify, threading.Event(), count()
+    step, may_go_on, num_steps = TransformersEngine._run, threading.Event(), count()
 
-    def slow_after_the_first(self: TransformersEngine, feeds: Sequence[Feed]) -> list[list[int]]:
+    def slow_after_the_first(self: TransformersEngine, batch: RaggedBatch, private: list[int]) -> list[list[int]]:
         if next(num_steps):
             may_go_on.wait(_WAIT_S)
-        return verify(self, feeds)
+        return step(self, batch, private)
 
-    monkeypatch.setattr(TransformersEngine, "verify", slow_after_the_first)
+    monkeypatch.setattr(TransformersEngine, "_run", slow_after_the_first)
     process = subprocess.Popen(
         [sys.executable, "-c", _INTERRUPTED, hub.address],
         stdin=subprocess.PIPE,

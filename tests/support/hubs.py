@@ -12,31 +12,39 @@ from baru_common.sampling import SamplingParams
 from baru_hub.config import HubConfig
 from baru_hub.engines import Engine
 from baru_hub.engines.transformers import TransformersEngine
+from baru_hub.scheduler import Scheduler
 from baru_hub.server import Hub, running_hub
 from baru_micro import Finish, MicroNode, Step
 from baru_micro.client import Prompt
 
-# Patience so long that every draft is waited for: what is verified then depends on nothing but the drafter.
-PATIENT = HubConfig(listen="127.0.0.1:0", patience_ms=5000)
+from .lockstep import Lockstep
+from .tiny import twin
+
+KV_CACHE_MB = 128
+
+LOOPBACK = HubConfig(listen="127.0.0.1:0")
 
 
 @asynccontextmanager
-async def hub_of(target: LoadedModel | Engine, **settings: object) -> AsyncIterator[Hub]:
-    """Serve `target` on a free loopback port."""
-    engine = TransformersEngine(target) if isinstance(target, LoadedModel) else target
-    async with running_hub(engine, replace(PATIENT, **settings)) as hub:  # type: ignore[arg-type]
-        yield hub
+async def hub_of(
+    target: LoadedModel | Engine, *, scheduler: Scheduler | None = None, **settings: object
+) -> AsyncIterator[Hub]:
+    """Serve `target` on a free loopback port, in lockstep unless told otherwise: what is verified then
+    depends on nothing but the drafter."""
+    engine = TransformersEngine(twin(target), kv_cache_mb=KV_CACHE_MB) if isinstance(target, LoadedModel) else target
+    scheduler = scheduler or Lockstep()
+    try:
+        async with running_hub(engine, replace(LOOPBACK, **settings), scheduler=scheduler) as hub:  # type: ignore[arg-type]
+            yield hub
+    finally:
+        await engine.close()
 
 
 async def generate(
     address: str, prompt: Prompt, params: SamplingParams | None = None, drafter: Drafter | str | None = None
 ) -> tuple[Finish, list[Step]]:
     """Run one generation and return its end and its steps."""
-    steps = []
     async with MicroNode.connect(address, drafter=drafter) as node:
-        async for event in node.generate(prompt, params):
-            if isinstance(event, Step):
-                steps.append(event)
-            elif isinstance(event, Finish):
-                return event, steps
-    raise AssertionError("no Finish came")
+        events = [event async for event in node.generate(prompt, params)]
+    assert isinstance(events[-1], Finish)
+    return events[-1], [event for event in events if isinstance(event, Step)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from functools import cache
@@ -71,7 +72,8 @@ def tiny_target(
         initializer_range=0.3,  # wide enough that the output is no short loop
         tie_word_embeddings=False,
     )
-    model = LlamaForCausalLM(config).eval().requires_grad_(False)
+    model: Any = LlamaForCausalLM(config)
+    model.eval().requires_grad_(False)
     with torch.no_grad():
         for weight in model.parameters() if noise else ():
             weight.add_(noise * weight.std() * torch.randn_like(weight))
@@ -107,3 +109,11 @@ def with_eos(loaded: LoadedModel, *eos_ids: int) -> LoadedModel:
     changed = replace(loaded)
     changed.__dict__["eos_ids"] = eos_ids
     return changed
+
+
+def twin(loaded: LoadedModel) -> LoadedModel:
+    """The same weights in another module: an engine changes how its model attends."""
+    weights = {id(p): p for p in loaded.model.parameters()}
+    copied = replace(loaded, model=copy.deepcopy(loaded.model, memo=weights))
+    copied.__dict__["eos_ids"] = loaded.eos_ids
+    return copied

@@ -8,7 +8,7 @@ from typing import Protocol
 from baru_common.errors import ConfigError
 from baru_common.tokens import Vocabulary
 
-DRAFTERS = ("ngram", "causal_lm:PATH", "none")
+DRAFTERS = ("ngram", "causal_lm:PATH", "simulated:ACCEPTANCE[:TOKEN_MS[:SEED]]", "none")
 
 
 class DraftStream(Protocol):
@@ -47,7 +47,7 @@ class Drafter(Protocol):
 
 
 def load_drafter(spec: str) -> Drafter | None:
-    """Return the drafter that `spec` names: `ngram`, `causal_lm:PATH` or `none`.
+    """Return the drafter that `spec` names: one of `DRAFTERS`.
 
     ConfigError for an unknown name, ModelFileError for a model that cannot be loaded.
     """
@@ -59,7 +59,14 @@ def load_drafter(spec: str) -> Drafter | None:
 
         return NgramDrafter()
     if name == "causal_lm" and argument:
-        from .causal_lm import CausalLmDrafter
+        try:
+            from .causal_lm import CausalLmDrafter
+        except ImportError as error:
+            raise ConfigError(f"causal_lm needs torch: {error}", hint="pip install 'baru-drafting[torch]'") from error
 
         return CausalLmDrafter.load(argument)
+    if name == "simulated" and argument:
+        from .simulated import SimulatedDrafter
+
+        return SimulatedDrafter.parse(argument)
     raise ConfigError(f"there is no drafter {spec!r}", hint=f"use one of: {', '.join(DRAFTERS)}")

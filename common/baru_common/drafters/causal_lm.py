@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from baru_common.model_files import LoadedModel, load
+from baru_common.model_files import LoadedModel, load, require_truncatable
 from baru_common.tokens import Vocabulary
 
 
@@ -17,6 +17,9 @@ class CausalLmDrafter:
     """A loaded model that drafts; one set of weights for all sessions."""
 
     loaded: LoadedModel
+
+    def __post_init__(self) -> None:
+        require_truncatable(self.loaded)
 
     family = "causal_lm"
     tokens_per_call = 1

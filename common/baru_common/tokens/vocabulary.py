@@ -52,7 +52,8 @@ class Vocabulary:
             mine, yours = self._meaning(i), other._meaning(i)
             if mine != yours:
                 raise VocabularyMismatch(
-                    f"{ours} and {theirs} have different vocabularies: id {i} is {mine} to the one, {yours} to the other",
+                    f"{ours} and {theirs} have different vocabularies: "
+                    f"id {i} is {mine} to the one, {yours} to the other",
                     hint="use a drafter that was made for this target's tokenizer",
                     details={"first_differing_id": str(i)},
                 )

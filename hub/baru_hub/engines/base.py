@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baru_common.tokens import TokenizerBundle, Vocabulary
+from baru_hub.cost_model import CostModel
 from baru_hub.session import Block
 
 
@@ -24,32 +25,52 @@ class EngineSpec:
 
 
 @dataclass(frozen=True)
+class Allocation:
+    """A reserved sequence."""
+
+    sequence: int
+    """Handle, for `Feed` and `free`."""
+    num_cached: int
+    """Leading prompt ids that are in its cache already, because an earlier sequence had the same ones."""
+
+
+@dataclass(frozen=True)
 class Feed:
     """One sequence's part of a step."""
 
     sequence: int
-    """Handle from `Engine.allocate`."""
     num_cached: int
-    """Ids already in the sequence's cache; anything the cache holds past them is cut off first."""
+    """Ids already in the sequence's cache; anything the cache holds past them is void."""
     block: Block
 
 
 class Engine(Protocol):
-    """Runs the target. `verify` is called from one worker thread; the rest while no `verify` runs."""
+    """Runs the target. Nothing else is called while `verify` runs."""
 
     @property
     def spec(self) -> EngineSpec:
         """What is served."""
 
-    def allocate(self, max_length: int) -> int:
-        """Reserve a sequence of up to `max_length` ids and return its handle; CapacityExhausted if full."""
+    async def calibrate(self) -> CostModel:
+        """Take a few steps on nobody's behalf and return what steps cost."""
 
-    def verify(self, feeds: Sequence[Feed]) -> list[list[int]]:
+    def allocate(self, prompt_ids: Sequence[int], max_length: int, identity: str | None) -> Allocation:
+        """Reserve a sequence of up to `max_length` ids; CapacityExhausted if there is no room.
+
+        What earlier sequences of the same `identity`, and of no other, left in the cache may be used;
+        with None it shares nothing, either way.
+        """
+
+    async def verify(self, feeds: Sequence[Feed]) -> list[list[int]]:
         """Feed every block and return, per feed, the target's own ids: one for the last pending id and
         one for each draft id, in order; none for a block that does not decide.
 
-        EngineFailure when the target cannot; the sequences fed are then of no further use.
+        EngineFailure when the target cannot; the sequences fed are then of no further use. When it is
+        cancelled it still returns only after the step has ended: memory may be freed then.
         """
 
     def free(self, sequence: int) -> None:
         """Give a sequence back."""
+
+    async def close(self) -> None:
+        """Stop whatever the engine runs."""

@@ -542,7 +542,7 @@ class Opened(_message.Message):
     num_committed: _builtins.int
     """Committed length at the hub: the prompt's."""
     max_draft_ahead: _builtins.int
-    """Drafted ids past the committed length that the hub wants at most; 0 means do not draft."""
+    """Drafted ids past the committed length that the hub wants for now; 0: none. See Verdict.depth_hint."""
     def __init__(
         self,
         *,
@@ -583,7 +583,9 @@ class Verdict(_message.Message):
     chain_id: _builtins.int
     """Chain that was checked; 0 when num_verified is 0."""
     depth_hint: _builtins.int
-    """Depth that pays at the moment: drafted ids past the committed length that are likely to be checked."""
+    """Drafted ids past the committed length that are likely to be checked, so worth drafting: replaces
+    the last one. 0: draft nothing, and answer nothing, until told otherwise.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Emitted ids: the accepted ones, then the target's own next id (correction or bonus) unless the

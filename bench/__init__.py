@@ -1,0 +1,1 @@
+"""Measurements: what drafting gains on real models here, and on simulated devices and links."""

@@ -1,0 +1,225 @@
+"""The real hub loop and the real node, with device times and a link simulated on a virtual clock.
+
+Nothing waits: the clock jumps to the next thing that is due, so hours of decoding take seconds and the
+result is the same on every machine. Only gRPC is left out; frames cross the simulated link as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from baru_common.drafters.simulated import SimulatedDrafter
+from baru_common.errors import BaruError
+from baru_common.frames import Draft, DrafterInfo, Finished, Heartbeat, HubFrame, Limits, NodeFrame, Open
+from baru_common.sampling import SamplingParams
+from baru_hub.engines.simulated import DeviceProfile, SimulatedEngine
+from baru_hub.scheduler import GoodputScheduler
+from baru_hub.verifier import LiveSession, Verifier
+from baru_micro.decoding import Generation
+from baru_micro.events import Finish
+
+_T = TypeVar("_T")
+_LIMITS = Limits(max_sessions=1024, max_prompt_tokens=1 << 16, max_draft_ahead=64, max_message_bytes=1 << 22)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock jumps over waiting."""
+
+    def __init__(self) -> None:
+        self._virtual_s = 0.0
+        selector = selectors.SelectSelector()
+        super().__init__(selector)
+        really_select = selector.select
+
+        def select(timeout: float | None = None) -> Any:
+            events = really_select(0)
+            if not events and timeout:
+                self._virtual_s += timeout
+            elif not events and timeout is None:
+                raise RuntimeError("everything waits for something that will not come")
+            return events
+
+        selector.select = select  # type: ignore[method-assign]
+
+    def time(self) -> float:
+        return self._virtual_s
+
+
+def run(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run `work` on a virtual clock."""
+    loop = VirtualLoop()
+    try:
+        return loop.run_until_complete(work)
+    finally:
+        loop.close()
+
+
+class Link:
+    """A session's stream over a link with a fixed round trip; order is kept, nothing is lost."""
+
+    def __init__(self, verifier: Verifier, round_trip_s: float) -> None:
+        self._verifier = verifier
+        self._half_s = round_trip_s / 2
+        self._live: LiveSession | None = None
+        self._arrived: asyncio.Queue[HubFrame | BaruError] = asyncio.Queue()
+        self._pump: asyncio.Task[None] | None = None
+        self._on_the_way: dict[str, deque[object]] = {}
+
+    def send(self, frame: NodeFrame) -> None:
+        """A frame leaves the node."""
+        self._later(self._at_hub, frame)
+
+    async def frames(self) -> AsyncIterator[HubFrame]:
+        """Frames reach the node."""
+        while True:
+            item = await self._arrived.get()
+            if isinstance(item, BaruError):
+                raise item
+            yield item
+            if isinstance(item, Finished):
+                return
+
+    def close(self) -> None:
+        """The node hangs up."""
+        if self._live:
+            self._live.close()
+
+    def _at_hub(self, frame: NodeFrame) -> None:
+        if isinstance(frame, Open):
+            self._live = self._verifier.open(frame)
+            self._pump = asyncio.get_running_loop().create_task(self._forward(self._live))
+        elif isinstance(frame, Draft) and self._live:
+            self._live.draft(frame)
+        elif isinstance(frame, Heartbeat) and self._live:
+            self._live.send(frame)
+
+    async def _forward(self, live: LiveSession) -> None:
+        try:
+            async for frame in live.frames():
+                self._later(self._arrived.put_nowait, frame)
+        except BaruError as error:
+            self._later(self._arrived.put_nowait, error)
+
+    def _later(self, action: Callable[[Any], None], item: object) -> None:
+        # Through a queue: the loop does not promise the order of calls that are due at the same time.
+        queue = self._on_the_way.setdefault(action.__name__, deque())
+        queue.append(item)
+        asyncio.get_running_loop().call_later(self._half_s, lambda: action(queue.popleft()))
+
+
+class SlowExecutor(Executor):
+    """Runs a simulated drafter's call, `token_s` for each id asked for, on the loop's clock."""
+
+    def __init__(self, token_s: float) -> None:
+        self._token_s = token_s
+
+    def submit(self, fn: Callable[..., _T], /, *args: Any, **kwargs: Any) -> Future[_T]:
+        future: Future[_T] = Future()
+        max_tokens = args[2]
+
+        def finish() -> None:
+            if future.set_running_or_notify_cancel():
+                future.set_result(fn(*args, **kwargs))
+
+        asyncio.get_running_loop().call_later(self._token_s * max_tokens, finish)
+        return future
+
+
+@dataclass(frozen=True)
+class VirtualDrafter:
+    """A `SimulatedDrafter` whose time passes in the executor."""
+
+    real: SimulatedDrafter
+
+    family = "simulated"
+    vocabulary = None
+
+    @property
+    def tokens_per_call(self) -> int:
+        return self.real.tokens_per_call
+
+    @property
+    def blocking(self) -> bool:
+        return self.real.token_ms > 0
+
+    def start(self) -> VirtualDrafter:
+        return self
+
+    def propose(self, ids: Any, num_committed: int, max_tokens: int) -> list[int]:  # noqa: ARG002
+        return self.real.draft(len(ids), max_tokens)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One experiment."""
+
+    profile: str
+    acceptance: float
+    token_ms: float
+    """Drafting time of an id, milliseconds."""
+    round_trip_ms: float
+    num_sessions: int = 1
+    num_tokens: int = 400
+    """Per session."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it."""
+
+    tokens_per_s: float
+    """All sessions together."""
+    mean_accepted_length: float
+    num_steps: int
+
+
+def simulate(cell: Cell, *, drafting: bool = True, max_depth: int = 16) -> Outcome:
+    """Run a cell and return its outcome; with `drafting` off it is the hub alone."""
+    return run(_simulate(cell, drafting, max_depth))
+
+
+async def _simulate(cell: Cell, drafting: bool, max_depth: int) -> Outcome:
+    engine = SimulatedEngine(DeviceProfile.load(cell.profile))
+    clock = asyncio.get_running_loop().time
+    scheduler = GoodputScheduler(await engine.calibrate())
+    async with Verifier(engine, scheduler, _LIMITS, max_depth=max_depth, clock=clock) as verifier:
+        start_s = clock()
+        finishes = await asyncio.gather(*(_generate(verifier, cell, i, drafting) for i in range(cell.num_sessions)))
+        elapsed_s = clock() - start_s
+    num_tokens = sum(len(finish.ids) for finish in finishes)
+    num_steps = max(finish.usage.num_steps for finish in finishes)
+    mean = sum(finish.usage.mean_accepted_length for finish in finishes) / len(finishes)
+    return Outcome(num_tokens / elapsed_s, mean, num_steps)
+
+
+async def _generate(verifier: Verifier, cell: Cell, index: int, drafting: bool) -> Finish:
+    hub = verifier.describe()
+    prompt = (2,) * 8 + (3,) * index  # other lengths: the script goes by position
+    request = Open(
+        prompt_ids=prompt,
+        params=SamplingParams(max_tokens=cell.num_tokens, ignore_eos=True),
+        target_fingerprint=hub.target_fingerprint,
+        tokenizer_digest=hub.tokenizer_digest,
+        drafter=DrafterInfo("simulated") if drafting else None,
+    )
+    generation = Generation(
+        stream=Link(verifier, cell.round_trip_ms / 1e3),  # type: ignore[arg-type]
+        request=request,
+        vocabulary=verifier.spec.vocabulary,
+        max_length=len(prompt) + cell.num_tokens,
+        drafter=VirtualDrafter(SimulatedDrafter(cell.acceptance, cell.token_ms, seed=index)) if drafting else None,
+        executor=SlowExecutor(cell.token_ms / 1e3),
+        target="simulated",
+        clock=asyncio.get_running_loop().time,
+    )
+    events = [event async for event in generation.events()]
+    finish = events[-1]
+    if not isinstance(finish, Finish):
+        raise RuntimeError("no Finish came")
+    return finish
