@@ -60,7 +60,8 @@ bench: $(STAMP) ## Measure: simulated devices and links, real models here; then 
 	@$(BIN)/python -m bench.simulated
 	@$(BIN)/python -m bench.steps
 	@$(BIN)/python -m bench.real
-	@$(BIN)/python -m bench.report
+	@$(BIN)/python -m bench.load
+	@$(BIN)/python -m bench.report --fresh
 
 golden: $(STAMP) ## Write the reference output of transformers again, from nothing
 	@rm -f tests/data/greedy_smollm2_fp32.json

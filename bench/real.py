@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import json
 import os
 import statistics
@@ -55,9 +56,9 @@ def prompts() -> list[Prompt]:
 @asynccontextmanager
 async def hub_process(*options: str) -> AsyncIterator[str]:
     """Run a hub on its own core; yield its address."""
-    command = [Path(sys.executable).parent / "baru-hub", "serve", "--listen", "127.0.0.1:0", "--json", "--threads", "1"]
+    command = [sys.executable, "-m", "baru_hub.cli", "serve", "--listen", "127.0.0.1:0", "--json", "--threads", "1"]
     hub = await asyncio.create_subprocess_exec(
-        "taskset", "-c", str(HUB_CORE), *map(str, command), *options, stdout=subprocess.PIPE
+        "taskset", "-c", str(HUB_CORE), *command, *options, stdout=subprocess.PIPE
     )
     try:
         if hub.stdout is None:
@@ -175,6 +176,7 @@ async def measure_one(
             "num_tokens": len(run.ids),
             "elapsed_s": run.elapsed_s,
             "mean_accepted_length": run.mean_accepted_length,
+            "ids_digest": hashlib.sha256(repr(run.ids).encode()).hexdigest()[:16],
             "machine": machine(),
         },
     )
@@ -194,6 +196,18 @@ def report() -> None:
             print(f"  {variant:28} {statistics.median(rates):7.2f} tokens/s   {min(rates):.2f} - {max(rates):.2f}")
 
 
+def check_identical() -> None:
+    """RuntimeError unless every prompt's ids through the hub are the same whatever drafted, in every round."""
+    digests: dict[str, set[str]] = {}
+    for row in STORE.rows().values():
+        if row["variant"].startswith("baru"):
+            digests.setdefault(f"{row['target']} {row['prompt']}", set()).add(row["ids_digest"])
+    different = [prompt for prompt, found in digests.items() if len(found) > 1]
+    if different:
+        raise RuntimeError(f"drafting changed the output of {different}")
+    print(f"{len(digests)} prompts: ids the same with drafting off and on, in every round")
+
+
 def main() -> None:
     """Measure, then report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -206,6 +220,7 @@ def main() -> None:
     arguments = parser.parse_args()
     os.sched_setaffinity(0, {NODE_CORE})
     asyncio.run(measure(arguments))
+    check_identical()
     report()
 
 

@@ -30,7 +30,7 @@ def grid() -> Iterator[Cell]:
     for sessions, target, token_ms, acceptance, round_trip_ms in product(
         SESSIONS, TARGETS, DRAFTERS_MS, ACCEPTANCES, ROUND_TRIPS_MS
     ):
-        num_tokens = {1: 600, 8: 300, 32: 150}[sessions]
+        num_tokens = {1: 400, 8: 200, 32: 120}[sessions]
         yield Cell(target, acceptance, token_ms, round_trip_ms, sessions, num_tokens)
     yield Cell("thor-qwen3-8b-int4", 0.7, 0, 0, 8, 400)
 

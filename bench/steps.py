@@ -136,7 +136,7 @@ def own_time() -> dict[str, dict[str, float]]:
 
 
 async def _own_time() -> dict[str, dict[str, float]]:
-    # A target whose forward pass takes a known time: what a step takes beyond it is ours.
+    # What a step takes beyond its (simulated) forward pass is ours.
     profile = DeviceProfile("fixed", (0.02, 0.02), 0.0)
     engine = SimulatedEngine(profile)
     scheduler = GoodputScheduler(await engine.calibrate())
@@ -146,14 +146,16 @@ async def _own_time() -> dict[str, dict[str, float]]:
     encode, decode = Timed(wire.encode_response), Timed(wire.decode_request)
     wire.encode_response, wire.decode_request = encode, decode
     steps: list[float] = []
+    num_steps = 0
     learn = scheduler.learn
     last_s = time.perf_counter()
 
     def note(plan: Plan, step_s: float) -> None:
-        nonlocal last_s
+        nonlocal last_s, num_steps
+        num_steps += 1
         now_s = time.perf_counter()
         if plan.shape.num_sessions == 8:
-            steps.append((now_s - last_s - 0.02) * 1e3)
+            steps.append((now_s - last_s - step_s) * 1e3)
         last_s = now_s
         learn(plan, step_s)
 
@@ -162,7 +164,6 @@ async def _own_time() -> dict[str, dict[str, float]]:
         command = ["-m", "bench.steps_client", hub.address]
         client = await asyncio.create_subprocess_exec("taskset", "-c", "1", sys.executable, *command)
         await client.wait()
-    num_steps = len(steps)
     frames = Draft(1, 1, 200, 0, (500,) * 8), Verdict(1, 200, 8, 8, (500,) * 9, 1, 8)
     sizes = {"draft of 8, bytes": wire.encode_request(frames[0]), "verdict of 9, bytes": encode.function(frames[1])}
     return {

@@ -22,7 +22,7 @@ from baru_hub.engines.simulated import DeviceProfile, SimulatedEngine
 from baru_hub.scheduler import GoodputScheduler
 from baru_hub.verifier import LiveSession, Verifier
 from baru_micro.decoding import Generation
-from baru_micro.events import Finish
+from baru_micro.events import Finish, Step
 
 _T = TypeVar("_T")
 _LIMITS = Limits(max_sessions=1024, max_prompt_tokens=1 << 16, max_draft_ahead=64, max_message_bytes=1 << 22)
@@ -174,7 +174,7 @@ class Outcome:
     """What came of it."""
 
     tokens_per_s: float
-    """All sessions together."""
+    """All sessions together, while all of them run: until the first has ended."""
     mean_accepted_length: float
     num_steps: int
 
@@ -190,15 +190,18 @@ async def _simulate(cell: Cell, drafting: bool, max_depth: int) -> Outcome:
     scheduler = GoodputScheduler(await engine.calibrate())
     async with Verifier(engine, scheduler, _LIMITS, max_depth=max_depth, clock=clock) as verifier:
         start_s = clock()
-        finishes = await asyncio.gather(*(_generate(verifier, cell, i, drafting) for i in range(cell.num_sessions)))
-        elapsed_s = clock() - start_s
-    num_tokens = sum(len(finish.ids) for finish in finishes)
-    num_steps = max(finish.usage.num_steps for finish in finishes)
-    mean = sum(finish.usage.mean_accepted_length for finish in finishes) / len(finishes)
-    return Outcome(num_tokens / elapsed_s, mean, num_steps)
+        runs = await asyncio.gather(*(_generate(verifier, cell, i, drafting) for i in range(cell.num_sessions)))
+    first_end_s = min(steps[-1][0] for steps, _ in runs)
+    num_tokens = sum(num_ids for steps, _ in runs for at_s, num_ids in steps if at_s <= first_end_s)
+    usages = [finish.usage for _, finish in runs]
+    mean = sum(usage.mean_accepted_length for usage in usages) / len(usages)
+    return Outcome(num_tokens / (first_end_s - start_s), mean, max(usage.num_steps for usage in usages))
 
 
-async def _generate(verifier: Verifier, cell: Cell, index: int, drafting: bool) -> Finish:
+async def _generate(
+    verifier: Verifier, cell: Cell, index: int, drafting: bool
+) -> tuple[list[tuple[float, int]], Finish]:
+    """Run one session; return when how many ids came, and its end."""
     hub = verifier.describe()
     prompt = (2,) * 8 + (3,) * index  # other lengths: the script goes by position
     request = Open(
@@ -218,8 +221,10 @@ async def _generate(verifier: Verifier, cell: Cell, index: int, drafting: bool) 
         target="simulated",
         clock=asyncio.get_running_loop().time,
     )
-    events = [event async for event in generation.events()]
-    finish = events[-1]
-    if not isinstance(finish, Finish):
+    steps: list[tuple[float, int]] = []
+    async for event in generation.events():
+        if isinstance(event, Step):
+            steps.append((generation.clock(), len(event.ids)))
+    if not isinstance(event, Finish):
         raise RuntimeError("no Finish came")
-    return finish
+    return steps, event

@@ -104,7 +104,7 @@ class Say:
 
     def __init__(self, *, json_output: bool) -> None:
         self._json = json_output
-        self._console = Console(stderr=True, highlight=False)
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def loading(self, target: str) -> AbstractContextManager[object]:
         """Show that the target loads, while it does."""

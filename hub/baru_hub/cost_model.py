@@ -12,6 +12,8 @@ _FORGETTING = 0.99
 """Weight of an observation per later one: about the last hundred steps count."""
 _NOISE = 0.05
 """Spread of a step's time that means nothing, as a share of it."""
+_TRUSTED = 8
+"""Steps from which on a prediction is believed."""
 _CLIP = 0.5
 """A step's surprise counts up to this share of the prediction, so that one hiccup teaches little."""
 
@@ -27,8 +29,8 @@ class StepShape:
     """Cached ids that the rows attend to, summed over sessions."""
 
     def features(self) -> NDArray[np.float64]:
-        """A step as such, rows, sessions, thousands of cached ids."""
-        return np.array([1.0, self.num_rows, self.num_sessions, self.num_context / 1000])
+        """A step as such, rows past one a session, sessions with one row each, thousands of cached ids."""
+        return np.array([1.0, self.num_rows - self.num_sessions, self.num_sessions, self.num_context / 1000])
 
 
 class CostModel:
@@ -53,9 +55,14 @@ class CostModel:
     def calibrated(cls, observations: Iterable[tuple[StepShape, float]]) -> CostModel:
         """Return a model whose prior is what `observations` (shape, seconds) say."""
         model = cls()
-        for shape, step_s in observations:
+        observed = list(observations)
+        for shape, step_s in observed:
             model.observe(shape, step_s)
-        return cls(tuple(float(w) for w in np.maximum(model._weights, 0.0)))  # type: ignore[arg-type]
+        calibrated = cls(tuple(float(w) for w in np.maximum(model._weights, 0.0)))  # type: ignore[arg-type]
+        for shape, step_s in observed:
+            calibrated.observe(shape, step_s)
+        calibrated.num_observed = max(calibrated.num_observed, _TRUSTED)  # a hiccup counts no more than later on
+        return calibrated
 
     def predict_s(self, shape: StepShape) -> float:
         """Return the expected time of a step. More work never costs less."""
@@ -69,7 +76,7 @@ class CostModel:
     def observe(self, shape: StepShape, step_s: float) -> None:
         """Learn from a step."""
         features = shape.features()
-        if self.num_observed >= 8:
+        if self.num_observed >= _TRUSTED:
             predicted = self.predict_s(shape)
             step_s = min(max(step_s, (1 - _CLIP) * predicted), (1 + _CLIP) * predicted)
         self._moments = _FORGETTING * self._moments + np.outer(features, features)

@@ -56,6 +56,8 @@ class _PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transfor
         self.values: torch.Tensor = torch.zeros(size, dtype=dtype, device=device)
         self.is_initialized = True
         self.slots: torch.Tensor | None = None
+        self.num_written = 0
+        """Passes that wrote their rows."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
@@ -63,6 +65,7 @@ class _PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transfor
         """Write the pass's rows ([1, num_kv_heads, num_rows, head_dim]) to their slots; return all pages."""
         if self.slots is None:
             raise EngineFailure("a forward pass ran outside a batch")
+        self.num_written += 1
         self.keys.index_copy_(0, self.slots, key_states[0].transpose(0, 1).to(self.keys.dtype))
         self.values.index_copy_(0, self.slots, value_states[0].transpose(0, 1).to(self.values.dtype))
         return self.keys, self.values
@@ -96,6 +99,13 @@ class PagedCache(Cache):
         """Say where the rows of the next pass go ([num_rows])."""
         for layer in self._pages:
             layer.slots = slots
+
+    def check_used(self) -> None:
+        """EngineFailure unless every layer has written as often as the first: a model that keeps its state elsewhere,
+        whatever its configuration says, would go on from nothing."""
+        counts = [layer.num_written for layer in self._pages]
+        if counts[0] == 0 or len(set(counts)) > 1:
+            raise EngineFailure("the model does not keep its state in the cache in every layer")
 
     def wipe(self, pages: list[int]) -> None:
         """Zero pages that hold what is not finite, before anybody else gets them."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 
 import torch
+from transformers.pytorch_utils import Conv1D
 
 # Not from one row: that is a matrix-vector product, and differs so seldom that a probe may miss it (seen
 # in bf16: one row in eighty).
@@ -26,12 +27,13 @@ def row_floor(model: torch.nn.Module) -> int:
 
     The most that is tried is returned, with a warning, when even that does not do.
     """
-    layers = {module.weight.shape: module for module in model.modules() if isinstance(module, torch.nn.Linear)}
+    layers = {m.weight.shape: m for m in model.modules() if isinstance(m, torch.nn.Linear | Conv1D)}
     generator = torch.Generator().manual_seed(0)
     floor = _FLOORS[0]
     for layer in layers.values():
         weight = layer.weight
-        rows = torch.randn(max(_COUNTS), weight.shape[1], generator=generator).to(weight.device, weight.dtype)
+        width = weight.shape[0 if isinstance(layer, Conv1D) else 1]  # GPT-2's layers are written the other way round
+        rows = torch.randn(max(_COUNTS), width, generator=generator).to(weight.device, weight.dtype)
         expected = layer(rows)
         alike = [n for n in _COUNTS if _alike(layer, rows, expected, n)]
         while not all(n in alike for n in _COUNTS if n >= floor):
@@ -42,7 +44,7 @@ def row_floor(model: torch.nn.Module) -> int:
     return floor
 
 
-def _alike(layer: torch.nn.Linear, rows: torch.Tensor, expected: torch.Tensor, count: int) -> bool:
+def _alike(layer: torch.nn.Module, rows: torch.Tensor, expected: torch.Tensor, count: int) -> bool:
     """True when passes of `count` rows give the bits of one large pass; some 64 rows are tried."""
     starts = range(0, max(64, count) - count + 1, count)
     return all(torch.equal(layer(rows[i : i + count]), expected[i : i + count]) for i in starts)

@@ -91,8 +91,8 @@ class PagePool:
         return [*shared, *pages]
 
     def release(self, pages: Sequence[int]) -> None:
-        """Give up one hold on each page."""
-        for page in pages:
+        """Give up one hold on each page; of one sequence the last page goes idle first, and is given away first."""
+        for page in reversed(pages):
             if self._holders[page] < 1:
                 raise EngineFailure(f"page {page} was released but nobody holds it")
             self._holders[page] -= 1
@@ -116,7 +116,7 @@ class PagePool:
             raise EngineFailure("the page pool lost or doubled a page")
         if any(count < 1 for count in self._holders.values()):
             raise EngineFailure("a held page has no holder")
-        if self._page_of != {key: page for page, key in self._key_of.items()}:
+        if len(self._page_of) != len(self._key_of) or any(self._page_of.get(k) != p for p, k in self._key_of.items()):
             raise EngineFailure("published pages and keys do not match")
         if not self._idle.keys() <= self._key_of.keys() or self._free & self._key_of.keys():
             raise EngineFailure("an idle page is not published, or a free page is")

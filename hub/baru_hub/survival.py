@@ -53,6 +53,7 @@ class Survival:
     def __init__(self, max_depth: int) -> None:
         self._positions = [_Position() for _ in range(max_depth)]
         self._reach = min(4, max_depth)
+        self._gains: list[float] | None = None
 
     @property
     def reach(self) -> int:
@@ -68,9 +69,16 @@ class Survival:
         for i in range(num_tried):
             self._positions[i].observe(hit=i < num_accepted)
         self._reach = min(max(self._reach, num_tried + 1), len(self._positions))
+        if num_tried:
+            self._gains = None
 
     def gains(self) -> list[float]:
         """Return, for each position up to `reach`, the chance that it is accepted: never rising."""
+        if self._gains is None:
+            self._gains = self._compute_gains()
+        return self._gains
+
+    def _compute_gains(self) -> list[float]:
         gains, chance, prior = [], 1.0, _PRIOR
         for position in self._positions[: self._reach]:
             prior = position.slow.mean(prior)  # what is not known of a position is taken from the one before

@@ -240,11 +240,16 @@ class Verifier:
         while not self._stopping:
             self._awake.clear()
             self._release_closed()
-            plan = scheduler.plan([live.state for live in self._live], self._clock())
-            if plan.blocks:
-                await self._step(plan, scheduler)
-            else:
-                await self._sleep(plan.wait_s)
+            try:
+                plan = scheduler.plan([live.state for live in self._live], self._clock())
+                if plan.blocks:
+                    await self._step(plan, scheduler)
+                else:
+                    await self._sleep(plan.wait_s)
+            except Exception:  # a fault of ours must not leave anybody waiting, nor keep others from being served
+                _log.exception("the verification loop failed; its %d sessions are ended", len(self._live))
+                for live in self._live:
+                    live.fail(EngineFailure("the hub failed", hint="try again"))
 
     async def _step(self, plan: Plan, scheduler: Scheduler) -> None:
         lives = {live.state.session_id: live for live in self._live}

@@ -301,3 +301,28 @@ async def test_every_allocation_is_freed_whatever_the_end() -> None:
                 await frames_of(failing)
             await until(lambda: verifier.num_sessions == 0)
     assert engine.num_allocated == 20
+
+
+class BrokenOnce:
+    """A scheduler with a bug in its first plan."""
+
+    def __init__(self) -> None:
+        self._real = GoodputScheduler(CostModel())
+        self._broken = True
+
+    def plan(self, sessions: Sequence[Session], now_s: float) -> Plan:
+        if sessions and self._broken:
+            self._broken = False
+            raise ZeroDivisionError
+        return self._real.plan(sessions, now_s)
+
+    def learn(self, plan: Plan, step_s: float) -> None:
+        self._real.learn(plan, step_s)
+
+
+async def test_a_fault_of_the_loop_leaves_nobody_waiting() -> None:
+    """Its sessions end with an error, and the next one is served."""
+    async with Verifier(MockEngine(), BrokenOnce(), LIMITS) as verifier:
+        with pytest.raises(EngineFailure, match="the hub failed"):
+            await frames_of(verifier.open(a_request()))
+        assert len(await ids_of(verifier.open(a_request()))) == 6

@@ -27,8 +27,8 @@ class SimulatedDrafter:
     def __post_init__(self) -> None:
         if not 0 <= self.acceptance <= 1:
             raise ConfigError(f"acceptance is {self.acceptance}, must be 0 to 1")
-        if self.token_ms < 0:
-            raise ConfigError(f"token_ms is {self.token_ms}, must be 0 or more")
+        if not 0 <= self.token_ms < float("inf"):
+            raise ConfigError(f"token_ms is {self.token_ms}, must be 0 or more, and finite")
 
     @classmethod
     def parse(cls, argument: str) -> SimulatedDrafter:

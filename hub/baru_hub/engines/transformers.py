@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from baru_common.errors import ConfigError, EngineFailure
+from baru_common.errors import ConfigError, EngineFailure, ModelFileError
 from baru_common.model_files import LoadedModel, require_truncatable
 from baru_hub.acceptance import decide
 from baru_hub.cost_model import CostModel, StepShape
@@ -54,8 +55,14 @@ class TransformersEngine:
         self._loaded = loaded
         self._model = loaded.model
         self._device = loaded.model.device
-        self._model.set_attn_implementation(ATTENTION)
-        shape = KvShape.of(loaded.model.config)
+        try:
+            self._model.set_attn_implementation(ATTENTION)
+            shape = KvShape.of(loaded.model.config)
+        except (AttributeError, ValueError) as error:
+            raise ModelFileError(
+                f"{loaded.files.name} cannot be served from a paged cache: {error}",
+                hint="use a model whose attention transformers lets others provide",
+            ) from error
         self._group = loaded.model.config.get_text_config(decoder=True).num_attention_heads // shape.num_kv_heads
         # On a CPU attention in fp32 is twice as fast as in bf16, and its rows do not depend on their company.
         dtype = torch.float32 if self._device.type == "cpu" else loaded.model.dtype
@@ -120,7 +127,9 @@ class TransformersEngine:
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            await asyncio.wait([future])  # the thread cannot be interrupted
+            while not future.done():  # the thread cannot be interrupted, however often this is cancelled
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([future])
             raise
 
     async def close(self) -> None:
@@ -131,7 +140,8 @@ class TransformersEngine:
         try:
             return self._forward(batch)
         except EngineFailure:
-            self._cache.wipe(private)  # numbers that are not finite must not outlive their sequence
+            # Numbers that are not finite must not outlive their sequence.
+            self._cache.wipe([*private, self._cache.spare_page])
             raise
         except (RuntimeError, IndexError, TypeError) as error:
             raise EngineFailure(f"the target failed: {error}") from error
@@ -140,7 +150,9 @@ class TransformersEngine:
     def _forward(self, batch: RaggedBatch) -> list[list[int]]:
         device = self._device
         self._cache.begin(torch.tensor(batch.slots, device=device))
-        deciding = [row for rows in batch.deciding for row in rows]
+        # A piece of a prompt decides nothing, but its last row shows whether what it left in the cache is finite.
+        checked = [rows or range(rows.start - 1, rows.stop) for rows in batch.deciding]
+        deciding = [row for rows in checked for row in rows]
         # Padded like the batch itself: the head is a linear layer, too.
         kept = deciding + [batch.num_rows - 1] * (self._row_floor - len(deciding))
         output = self._model(
@@ -153,8 +165,9 @@ class TransformersEngine:
         )
         vocabulary = self._spec.vocabulary
         logits = output.logits[0, : len(deciding)]  # [num_deciding, width]
-        decided = iter(decide(logits, vocabulary.size, vocabulary.holes) if deciding else [])
-        return [list(itertools.islice(decided, len(rows))) for rows in batch.deciding]
+        decided = iter(decide(logits, vocabulary.size, vocabulary.holes))
+        ids = [list(itertools.islice(decided, len(rows))) for rows in checked]
+        return [own if rows else [] for own, rows in zip(ids, batch.deciding, strict=True)]
 
     def _publish(self, sequence: _Sequence, num_committed: int) -> None:
         """Let later sequences of the same identity use the pages that are full of committed ids."""
@@ -168,7 +181,7 @@ class TransformersEngine:
 
     async def calibrate(self) -> CostModel:
         """See `Engine.calibrate`. Uses a sequence of its own, as any session would."""
-        length = min(self._spec.context_limit, 513)
+        length = min(self._spec.context_limit, 513, self._pool.num_available * PAGE_SIZE)
         allocation = self.allocate([0] * length, length, None)
         observations = []
         try:
@@ -179,4 +192,5 @@ class TransformersEngine:
                 observations.append((StepShape(num_rows, 1, num_cached), time.perf_counter() - start_s))
         finally:
             self.free(allocation.sequence)
+        self._cache.check_used()
         return CostModel.calibrated(observations[1:])  # the first one also warmed things up

@@ -1,0 +1,191 @@
+"""Turns stored results into the tables and plots of docs/performance.md.
+
+Reads docs/bench/*.jsonl (what was measured and committed), or with --fresh bench/out/*.jsonl, which it then copies
+there. Writes the part of docs/performance.md between its markers, and docs/bench/*.png.
+
+Usage: python -m bench.report [--fresh]
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+from .store import OUT, Store
+
+DOCS = Path(__file__).parent.parent / "docs"
+KEPT = DOCS / "bench"
+PAGE = DOCS / "performance.md"
+BEGIN, END = "<!-- tables: made by `python -m bench.report` -->", "<!-- end of tables -->"
+
+Row = dict[str, Any]
+
+
+def main() -> None:
+    """Make tables and plots."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fresh", action="store_true", help="take over the results in bench/out")
+    if parser.parse_args().fresh:
+        KEPT.mkdir(parents=True, exist_ok=True)
+        for path in OUT.glob("*.jsonl"):
+            shutil.copy(path, KEPT / path.name)
+    simulated = list(Store(KEPT / "simulated.jsonl").rows().values())
+    parts = [
+        simulated_summary(simulated),
+        *(simulated_table(simulated, sessions) for sessions in (1, 8, 32)),
+        real_table(list(Store(KEPT / "real.jsonl").rows().values())),
+        load_table(list(Store(KEPT / "load.jsonl").rows().values())),
+        steps_table(Store(KEPT / "steps.jsonl").rows()),
+    ]
+    plot_simulated(simulated)
+    page = PAGE.read_text()
+    before, after = page.split(BEGIN)[0], page.split(END)[1]
+    PAGE.write_text(before + BEGIN + "\n\n" + "\n\n".join(part for part in parts if part) + "\n\n" + END + after)
+
+
+def table(heading: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table."""
+    lines = [heading, ["---"] * len(heading), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+# -- simulated devices
+
+
+def simulated_summary(rows: Sequence[Row]) -> str:
+    """The worst and the best cell."""
+    if not rows:
+        return ""
+    worst, best = min(rows, key=lambda r: r["ratio"]), max(rows, key=lambda r: r["ratio"])
+    return (
+        f"### Simulated devices and links\n\n{len(rows)} cells. Worst ratio to drafting off: "
+        f"**{worst['ratio']:.3f}** ({describe(worst)}); best: {best['ratio']:.2f} ({describe(best)})."
+    )
+
+
+def describe(row: Row) -> str:
+    """One cell in words."""
+    return (
+        f"{row['profile']}, acceptance {row['acceptance']}, {row['token_ms']} ms a drafted token, "
+        f"{row['round_trip_ms']} ms round trip, {row['num_sessions']} sessions"
+    )
+
+
+def simulated_table(rows: Sequence[Row], sessions: int) -> str:
+    """Ratios by target, drafter and acceptance against round trip."""
+    chosen = [row for row in rows if row["num_sessions"] == sessions and row["round_trip_ms"] > 0]
+    round_trips = sorted({row["round_trip_ms"] for row in chosen})
+    lines: dict[tuple[object, ...], dict[float, float]] = {}
+    for row in chosen:
+        key = (row["profile"], row["token_ms"], row["acceptance"])
+        lines.setdefault(key, {})[row["round_trip_ms"]] = row["ratio"]
+    body = [[*key, *(f"{ratios[r]:.2f}" if r in ratios else "" for r in round_trips)] for key, ratios in lines.items()]
+    heading = ["target", "ms a drafted token", "acceptance", *(f"{r} ms" for r in round_trips)]
+    title = (
+        f"{sessions} session{'s' if sessions > 1 else ''}: tokens/s over the same hub with drafting off, by round trip"
+    )
+    return f"#### {title}\n\n{table(heading, body)}" if body else ""
+
+
+def plot_simulated(rows: Sequence[Row]) -> None:
+    """Ratio against round trip, one line a drafter and acceptance, one panel a target; one session."""
+    chosen = [row for row in rows if row["num_sessions"] == 1]
+    targets = list(dict.fromkeys(row["profile"] for row in chosen))
+    if not targets:
+        return
+    figure, panels = plt.subplots(1, len(targets), figsize=(5 * len(targets), 4), sharey=True, squeeze=False)
+    for panel, target in zip(panels[0], targets, strict=True):
+        for token_ms, acceptance in sorted({(row["token_ms"], row["acceptance"]) for row in chosen}):
+            if token_ms not in (0.1, 18.1):
+                continue
+            line = sorted(
+                (row["round_trip_ms"], row["ratio"])
+                for row in chosen
+                if (row["profile"], row["token_ms"], row["acceptance"]) == (target, token_ms, acceptance)
+            )
+            style = "-" if token_ms == 0.1 else "--"
+            color = {0.2: "tab:red", 0.6: "tab:orange", 0.8: "tab:green"}[acceptance]
+            panel.plot(*zip(*line, strict=True), style, color=color, marker=".", label=f"{token_ms} ms, {acceptance}")
+        panel.axhline(1, color="black", linewidth=0.8)
+        panel.set(title=target, xlabel="round trip, ms", xscale="log")
+    panels[0][0].set_ylabel("tokens/s over drafting off")
+    panels[0][-1].legend(title="ms a drafted token, acceptance")
+    figure.tight_layout()
+    figure.savefig(KEPT / "simulated.png", dpi=110)
+
+
+# -- real models
+
+
+def real_table(rows: Sequence[Row]) -> str:
+    """Tokens per second by variant, repetitive and other prompts."""
+    if not rows:
+        return ""
+    body = []
+    for variant in dict.fromkeys(row["variant"] for row in rows):
+        cells: list[str] = [variant]
+        for repetitive in (True, False):
+            part = [row for row in rows if row["repetitive"] is repetitive]
+            rates, base = rates_of(part, variant), rates_of(part, "baru none")
+            ratio = statistics.median(a / b for a, b in zip(rates, base, strict=False)) if rates and base else 0
+            spread = f"{min(rates):.1f}-{max(rates):.1f}" if rates else ""
+            cells += [f"{statistics.median(rates):.1f} ({spread})" if rates else "", f"{ratio:.2f}" if rates else ""]
+        body.append(cells)
+    heading = [
+        "variant",
+        "repetitive prompts, tokens/s (range)",
+        "over off",
+        "other prompts, tokens/s (range)",
+        "over off",
+    ]
+    rounds = len({row["round"] for row in rows})
+    title = f"### Real models on this machine\n\n{rows[0]['target']}, bf16, {rounds} rounds, {rows[0]['machine']}."
+    return f"{title}\n\n{table(heading, body)}"
+
+
+def rates_of(rows: Sequence[Row], variant: str) -> list[float]:
+    """Tokens per second of a variant over its prompts, a figure a round."""
+    rates = []
+    for round_number in sorted({row["round"] for row in rows}):
+        runs = [row for row in rows if row["variant"] == variant and row["round"] == round_number]
+        if runs:
+            rates.append(sum(r["num_tokens"] for r in runs) / sum(r["elapsed_s"] for r in runs))
+    return rates
+
+
+def load_table(rows: Sequence[Row]) -> str:
+    """Ratio by sessions and round trip, real hub."""
+    if not rows:
+        return ""
+    round_trips = sorted({row["round_trip_ms"] for row in rows})
+    body = []
+    for sessions in sorted({row["num_sessions"] for row in rows}):
+        cells = {row["round_trip_ms"]: row for row in rows if row["num_sessions"] == sessions}
+        body.append([sessions, *(f"{cells[r]['ratio']:.2f}" if r in cells else "" for r in round_trips)])
+    heading = ["sessions", *(f"{r} ms" for r in round_trips)]
+    return f"#### Sessions and round trips, n-gram drafter: tokens/s over drafting off\n\n{table(heading, body)}"
+
+
+def steps_table(rows: dict[str, Row]) -> str:
+    """What a step costs."""
+    if not rows:
+        return ""
+    body = []
+    for name, row in rows.items():
+        value = row.get("median", row.get("mean", row.get("size")))
+        spread = f"{row['min']:.2f}-{row['max']:.2f}" if "min" in row else ""
+        body.append([name, f"{value:.2f}", spread])
+    return f"### Cost of a step\n\n{table(['what', 'median', 'range'], body)}"
+
+
+if __name__ == "__main__":
+    main()
