@@ -118,7 +118,7 @@ def plot_simulated(rows: Sequence[Row]) -> None:
         panel.axhline(1, color="black", linewidth=0.8)
         panel.set(title=target, xlabel="round trip, ms", xscale="log")
     panels[0][0].set_ylabel("tokens/s over drafting off")
-    panels[0][-1].legend(title="ms a drafted token, acceptance")
+    panels[0][-1].legend(title="ms a drafted token, acceptance", bbox_to_anchor=(1.02, 1), loc="upper left")
     figure.tight_layout()
     figure.savefig(KEPT / "simulated.png", dpi=110)
 
