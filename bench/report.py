@@ -43,6 +43,7 @@ def main() -> None:
         simulated_summary(simulated),
         *(simulated_table(simulated, sessions) for sessions in (1, 8, 32)),
         real_table(list(Store(KEPT / "real.jsonl").rows().values())),
+        real_table(list(Store(KEPT / "real_small_drafter.jsonl").rows().values())),
         load_table(list(Store(KEPT / "load.jsonl").rows().values())),
         steps_table(Store(KEPT / "steps.jsonl").rows()),
     ]
@@ -148,7 +149,11 @@ def real_table(rows: Sequence[Row]) -> str:
         "over off",
     ]
     rounds = len({row["round"] for row in rows})
-    title = f"### Real models on this machine\n\n{rows[0]['target']}, bf16, {rounds} rounds, {rows[0]['machine']}."
+    prompts = len({row["prompt"] for row in rows})
+    title = (
+        f"### Real models on this machine, {len(body)} variants\n\n"
+        f"{rows[0]['target']}, bf16, {prompts} prompts, {rounds} round(s), {rows[0]['machine']}."
+    )
     return f"{title}\n\n{table(heading, body)}"
 
 
