@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -21,7 +21,6 @@ from .sampling import SamplingParams
 ERROR_DOMAIN = "drafting.baru"
 # What grpc.aio puts in the place of the hub's own status when the stream ends during a write.
 _STREAM_BROKE = "Internal error from Core"
-_T = TypeVar("_T")
 _FINISH_REASONS: dict[int, frames.FinishReason] = {
     pb.FinishReason.Value(f"FINISH_REASON_{reason.name}"): reason for reason in frames.FinishReason
 }

@@ -8,13 +8,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import cast
 
 from baru_common.drafters import Drafter, load_drafter
-from baru_common.errors import EmptyPrompt, InvalidRequest, PromptTooLong, ProtocolMismatch
-from baru_common.frames import PROTOCOL_REVISION, DrafterInfo, HubDescription, Open
+from baru_common.errors import EmptyPrompt, InvalidRequest, PromptTooLong
+from baru_common.frames import DrafterInfo, HubDescription, Open
 from baru_common.sampling import SamplingParams
 from baru_common.tokens import Message, Tokenizer
 
 from .decoding import Generation
 from .events import Event
+from .fit import require_protocol, require_vocabulary
 from .tokenizer_cache import cached_bundle
 from .transport import HubChannel
 
@@ -49,16 +50,9 @@ class MicroNode:
             channel = HubChannel(address, timeout_s=timeout_s)
             stack.push_async_callback(channel.close)
             hub = await channel.describe()
-            if hub.protocol_revision != PROTOCOL_REVISION:
-                raise ProtocolMismatch(
-                    f"the hub speaks protocol revision {hub.protocol_revision}, this node {PROTOCOL_REVISION}",
-                    hint="use the same release on hub and node",
-                )
+            require_protocol(hub)
             tokenizer = Tokenizer(await cached_bundle(hub.tokenizer_digest, channel.fetch_tokenizer))
-            if loaded and loaded.vocabulary:
-                loaded.vocabulary.require_same(
-                    tokenizer.vocabulary, ours=f"the {loaded.family} drafter", theirs="the target"
-                )
+            require_vocabulary(loaded, tokenizer.vocabulary)
             node = cls(channel, hub, tokenizer, loaded)
             stack.callback(node._executor.shutdown, wait=False, cancel_futures=True)
             yield node

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from baru_common import __version__
 from baru_common.drafters import load_drafter
-from baru_common.errors import BaruError, HubUnavailable, ProtocolMismatch
+from baru_common.errors import BaruError, HubUnavailable
 from baru_common.frames import PROTOCOL_REVISION, HubDescription
 from baru_common.tokens import Tokenizer
 
+from .fit import require_protocol, require_vocabulary
 from .tokenizer_cache import cached_bundle
 from .transport import HubChannel
 
@@ -71,11 +72,7 @@ class Doctor:
         return status
 
     async def _versions(self, channel: HubChannel) -> str:  # noqa: ARG002
-        if self._hub.protocol_revision != PROTOCOL_REVISION:
-            raise ProtocolMismatch(
-                f"the hub speaks protocol revision {self._hub.protocol_revision}, this node {PROTOCOL_REVISION}",
-                hint="install the same release on both",
-            )
+        require_protocol(self._hub)
         return f"hub {self._hub.hub_version}, node {__version__}, protocol {PROTOCOL_REVISION}"
 
     async def _tokenizer(self, channel: HubChannel) -> str:
@@ -83,11 +80,7 @@ class Doctor:
         return f"{self._loaded.vocabulary.size} ids, digest {self._hub.tokenizer_digest.hex()[:12]}"
 
     async def _drafter(self, channel: HubChannel) -> str:  # noqa: ARG002
-        drafter = load_drafter(self.drafter)
-        if drafter and drafter.vocabulary:
-            drafter.vocabulary.require_same(
-                self._loaded.vocabulary, ours=f"the {drafter.family} drafter", theirs="the target"
-            )
+        require_vocabulary(load_drafter(self.drafter), self._loaded.vocabulary)
         return self.drafter
 
     async def _round_trip(self, channel: HubChannel) -> str:

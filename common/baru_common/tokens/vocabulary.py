@@ -102,12 +102,13 @@ def _byte_level_alphabet() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
 
 
-_ALPHABET = _byte_level_alphabet()
+BYTE_LEVEL_ALPHABET = _byte_level_alphabet()
+"""Printable stand-in -> byte."""
 
 
 def _byte_level(token: str) -> bytes:
-    if all(c in _ALPHABET for c in token):
-        return bytes(_ALPHABET[c] for c in token)
+    if all(c in BYTE_LEVEL_ALPHABET for c in token):
+        return bytes(BYTE_LEVEL_ALPHABET[c] for c in token)
     return token.encode()
 
 

@@ -22,6 +22,7 @@ from baru_common import scripted
 from baru_common.errors import ConfigError
 from baru_common.fingerprint import fingerprint
 from baru_common.tokens import TokenizerBundle, Vocabulary
+from baru_common.tokens.vocabulary import BYTE_LEVEL_ALPHABET
 from baru_hub.cost_model import CostModel, StepShape
 
 from .base import Allocation, EngineSpec, Feed
@@ -117,7 +118,7 @@ def _decided(feed: Feed) -> list[int]:
 def _bundle() -> TokenizerBundle:
     """A tokenizer of two control ids and the 256 bytes, with a plain chat template."""
     specials = ["<|start|>", "<|end|>"]
-    bytes_in_order = [_stand_in(b) for b in range(256)]
+    bytes_in_order = sorted(BYTE_LEVEL_ALPHABET, key=BYTE_LEVEL_ALPHABET.__getitem__)
     vocab = {token: i for i, token in enumerate((*specials, *bytes_in_order))}
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -125,10 +126,3 @@ def _bundle() -> TokenizerBundle:
     tokenizer.add_special_tokens(specials)
     template = "{% for message in messages %}<|start|>{{ message['content'] }}<|end|>{% endfor %}"
     return TokenizerBundle(tokenizer.to_str(), template, {"bos_token": specials[0], "eos_token": specials[1]})
-
-
-def _stand_in(byte: int) -> str:
-    """The printable character that byte-level tokenizers write for a byte."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in printable]
-    return chr(byte) if byte in printable else chr(256 + others.index(byte))
