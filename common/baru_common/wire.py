@@ -10,17 +10,23 @@ import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from baru.drafting.v1 import drafting_pb2 as pb
 
 from . import errors, frames
-from .sampling import SamplingParams
+from .sampling import Grammar, GrammarKind, SamplingMode, SamplingParams, SparseProbs
 
 ERROR_DOMAIN = "drafting.baru"
 # What grpc.aio puts in the place of the hub's own status when the stream ends during a write.
 _STREAM_BROKE = "Internal error from Core"
+_SAMPLING_MODES: dict[int, SamplingMode] = {0: SamplingMode.COUPLED} | {
+    pb.SamplingMode.Value(f"SAMPLING_MODE_{mode.name}"): mode for mode in SamplingMode
+}
+_GRAMMAR_NUMBERS = {kind: pb.GrammarKind.Value(f"GRAMMAR_KIND_{kind.name}") for kind in GrammarKind}
+_GRAMMAR_KINDS: dict[int, GrammarKind] = {number: kind for kind, number in _GRAMMAR_NUMBERS.items()}
 _FINISH_REASONS: dict[int, frames.FinishReason] = {
     pb.FinishReason.Value(f"FINISH_REASON_{reason.name}"): reason for reason in frames.FinishReason
 }
@@ -38,6 +44,7 @@ def encode_request(frame: frames.NodeFrame) -> pb.DecodeRequest:
                 base=frame.base,
                 offset=frame.offset,
                 token_ids=frame.token_ids,
+                draft_probs=[pb.SparseProbs(token_ids=p.ids, weights=p.weights) for p in frame.draft_probs],
             )
         )
     if isinstance(frame, frames.Open):
@@ -59,6 +66,14 @@ def encode_response(frame: frames.HubFrame) -> pb.DecodeResponse:
                 token_ids=frame.token_ids,
                 chain_id=frame.chain_id,
                 depth_hint=frame.depth_hint,
+                logprobs=[
+                    pb.TokenLogprobs(
+                        logprob=entry.logprob,
+                        top_ids=[token for token, _ in entry.top],
+                        top_logprobs=[logprob for _, logprob in entry.top],
+                    )
+                    for entry in frame.logprobs
+                ],
             )
         )
     if isinstance(frame, frames.Heartbeat):
@@ -77,21 +92,24 @@ def encode_response(frame: frames.HubFrame) -> pb.DecodeResponse:
 
 
 def _encode_open(frame: frames.Open) -> pb.Open:
-    params = frame.params
     return pb.Open(
         protocol_revision=frame.protocol_revision,
         target_fingerprint=frame.target_fingerprint,
         tokenizer_digest=frame.tokenizer_digest,
         prompt_ids=frame.prompt_ids,
-        params=pb.SamplingParams(
-            max_tokens=params.max_tokens,
-            temperature=params.temperature,
-            seed=params.seed,
-            ignore_eos=params.ignore_eos,
-            stop_ids=params.stop_ids,
-        ),
+        params=_encode_params(frame.params),
         drafter=pb.DrafterInfo(**vars(frame.drafter)) if frame.drafter else None,
     )
+
+
+def _encode_params(params: SamplingParams) -> pb.SamplingParams:
+    grammar = params.grammar
+    special: dict[str, Any] = {
+        "logit_bias": [pb.LogitBias(token_id=token, bias=bias) for token, bias in params.biases],
+        "sampling_mode": f"SAMPLING_MODE_{params.sampling_mode.name}",
+        "grammar": grammar and pb.Grammar(kind=_GRAMMAR_NUMBERS[grammar.kind], text=grammar.text),
+    }
+    return pb.SamplingParams(**(vars(params) | special))
 
 
 def encode_description(hub: frames.HubDescription) -> pb.DescribeResponse:
@@ -111,7 +129,8 @@ def decode_request(message: pb.DecodeRequest) -> frames.NodeFrame:
     kind = message.WhichOneof("frame")
     if kind == "draft":
         draft = message.draft
-        return frames.Draft(draft.epoch, draft.chain_id, draft.base, draft.offset, tuple(draft.token_ids))
+        probs = tuple(SparseProbs(tuple(p.token_ids), p.weights) for p in draft.draft_probs)
+        return frames.Draft(draft.epoch, draft.chain_id, draft.base, draft.offset, tuple(draft.token_ids), probs)
     if kind == "heartbeat":
         return frames.Heartbeat(message.heartbeat.sequence, message.heartbeat.sent_ns)
     if kind == "open":
@@ -124,24 +143,59 @@ def decode_request(message: pb.DecodeRequest) -> frames.NodeFrame:
 
 
 def _decode_open(message: pb.Open) -> frames.Open:
-    params = message.params
     drafter = message.drafter if message.HasField("drafter") else None
     if drafter is not None and not 1 <= len(drafter.family) <= 64:
         raise errors.InvalidRequest("drafter.family must have 1 to 64 characters")
     return frames.Open(
         prompt_ids=tuple(message.prompt_ids),
-        params=SamplingParams(
-            max_tokens=params.max_tokens if params.HasField("max_tokens") else None,
-            temperature=params.temperature,
-            seed=params.seed if params.HasField("seed") else None,
-            ignore_eos=params.ignore_eos,
-            stop_ids=tuple(params.stop_ids),
-        ),
+        params=_decode_params(message.params),
         target_fingerprint=message.target_fingerprint,
         tokenizer_digest=message.tokenizer_digest,
         drafter=drafter and frames.DrafterInfo(drafter.family, drafter.vocabulary_digest),
         protocol_revision=message.protocol_revision,
     )
+
+
+def _decode_params(message: pb.SamplingParams) -> SamplingParams:
+    """Absent fields get their defaults; what this revision does not know is refused, not passed over."""
+    _require_known("params", message)
+    for entry in message.logit_bias:
+        _require_known("logit_bias", entry)
+    _require_known("grammar", message.grammar)
+    mode = _SAMPLING_MODES.get(message.sampling_mode)
+    if mode is None:
+        raise errors.InvalidRequest(
+            f"sampling_mode is {message.sampling_mode}, which this hub does not know",
+            details={"param": "sampling_mode"},
+        )
+    values: dict[str, Any] = {
+        field.name: tuple(value) if field.is_repeated else value for field, value in message.ListFields()
+    }
+    special = {
+        "logit_bias": tuple((entry.token_id, entry.bias) for entry in message.logit_bias),
+        "sampling_mode": mode,
+        "grammar": _decode_grammar(message.grammar) if message.HasField("grammar") else None,
+    }
+    return SamplingParams(**(values | special))
+
+
+def _require_known(param: str, message: Any) -> None:
+    unknown_fields: Any = UnknownFieldSet(message)  # its stub leaves out that it is iterable
+    if unknown := sorted({field.field_number for field in unknown_fields}):
+        raise errors.InvalidRequest(
+            f"{param} has fields that this hub does not know (numbers {', '.join(map(str, unknown))})",
+            hint="use the same release on hub and node",
+            details={"param": param},
+        )
+
+
+def _decode_grammar(message: pb.Grammar) -> Grammar:
+    kind = _GRAMMAR_KINDS.get(message.kind)
+    if kind is None:
+        raise errors.InvalidRequest(
+            f"grammar is of kind {message.kind}, which this hub does not know", details={"param": "grammar"}
+        )
+    return Grammar(kind, message.text)
 
 
 def decode_response(message: pb.DecodeResponse) -> frames.HubFrame:
@@ -152,8 +206,16 @@ def decode_response(message: pb.DecodeResponse) -> frames.HubFrame:
         num_emitted = len(v.token_ids)
         if not num_emitted or not num_emitted - 1 <= v.num_accepted <= min(num_emitted, v.num_verified):
             raise errors.ProtocolViolation(f"the hub sent a verdict that contradicts itself: {v!r}")
+        if len(v.logprobs) not in (0, num_emitted):
+            raise errors.ProtocolViolation(f"the hub sent {len(v.logprobs)} log-probabilities for {num_emitted} ids")
+        if any(len(entry.top_ids) != len(entry.top_logprobs) for entry in v.logprobs):
+            raise errors.ProtocolViolation("the hub sent likeliest ids without their log-probabilities")
+        logprobs = tuple(
+            frames.TokenLogprobs(entry.logprob, tuple(zip(entry.top_ids, entry.top_logprobs, strict=True)))
+            for entry in v.logprobs
+        )
         return frames.Verdict(
-            v.epoch, v.base, v.num_verified, v.num_accepted, tuple(v.token_ids), v.chain_id, v.depth_hint
+            v.epoch, v.base, v.num_verified, v.num_accepted, tuple(v.token_ids), v.chain_id, v.depth_hint, logprobs
         )
     if kind == "heartbeat":
         return frames.Heartbeat(message.heartbeat.sequence, message.heartbeat.sent_ns)
@@ -164,7 +226,9 @@ def decode_response(message: pb.DecodeResponse) -> frames.HubFrame:
         reason = _FINISH_REASONS.get(message.finished.reason)
         if reason is None:
             raise errors.ProtocolViolation(f"the hub finished for an unknown reason ({message.finished.reason})")
-        return frames.Finished(reason, frames.Usage(**_fields(message.finished.usage)))
+        usage = message.finished.usage
+        seed = usage.seed if usage.HasField("seed") else None
+        return frames.Finished(reason, frames.Usage(**(_fields(usage) | {"seed": seed})))
     raise errors.ProtocolViolation(
         "the hub sent a frame of an unknown kind", hint="use the same release on hub and node"
     )

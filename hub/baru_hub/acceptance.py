@@ -10,19 +10,28 @@
 
 With noise that is a function of position (coupled sampling), and greedily without noise, the decided
 ids do not depend on the draft: comparing is all there is to it, and the output is the target's own.
+Rejection sampling (`rejection`) decides how much is accepted itself; what follows is the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from baru_common.errors import EngineFailure
-from baru_common.frames import FinishReason
+from baru_common.frames import FinishReason, TokenLogprobs
 
-if TYPE_CHECKING:
-    import torch
+
+@dataclass(frozen=True)
+class Decision:
+    """What the target decided for one block."""
+
+    ids: tuple[int, ...] = ()
+    """Its own id for each position of the block and the one after; with `num_accepted`, the emitted ids."""
+    num_accepted: int | None = None
+    """Draft ids that rejection sampling accepted; None: those that equal `ids`."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of each of `ids`, if the request asks for them."""
 
 
 @dataclass(frozen=True)
@@ -35,48 +44,31 @@ class Acceptance:
     finish: FinishReason | None = None
 
 
-def decide(logits: torch.Tensor, vocabulary_size: int, holes: Sequence[int] = ()) -> list[int]:
-    """Return the greedy id of each row of `logits` ([num_rows, width], width >= vocabulary_size).
-
-    Ties go to the lowest id, on every device. Padding and `holes` are never chosen.
-    EngineFailure when a row holds no finite maximum.
-    """
-    logits = logits[:, :vocabulary_size]  # [num_rows, vocabulary]
-    if holes:
-        logits = logits.index_fill(1, logits.new_tensor(holes).long(), float("-inf"))
-    best = logits.amax(dim=1, keepdim=True)
-    if not best.isfinite().all():
-        raise EngineFailure("the target's logits are not finite", hint="check the weights and the numeric type")
-    # Not argmax: which of several maxima it returns is documented, yet differs between kernels in the field.
-    width = logits.shape[1]
-    ids = best.new_zeros(1).long() + _iota(width, logits)
-    lowest = ids.expand_as(logits).masked_fill(logits != best, width).amin(dim=1)
-    return [int(i) for i in lowest.tolist()]
-
-
-def _iota(width: int, like: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    return torch.arange(width, device=like.device)
-
-
-def accept(draft: Sequence[int], decided: Sequence[int]) -> Acceptance:
-    """Compare `draft` with the target's own ids; `decided` has one more entry than `draft`."""
+def accept(draft: Sequence[int], decision: Decision) -> Acceptance:
+    """Return how much of `draft` stands, and what is emitted. EngineFailure if `decision` does not fit it."""
+    decided, num_accepted = decision.ids, decision.num_accepted
+    if num_accepted is not None:
+        if not (0 <= num_accepted <= len(draft) and len(decided) == num_accepted + 1):
+            raise EngineFailure(f"{num_accepted} of {len(draft)} draft ids accepted, and {len(decided)} ids emitted")
+        return Acceptance(len(draft), num_accepted, decided)
     if len(decided) != len(draft) + 1:
         raise EngineFailure(f"{len(decided)} decided ids for a draft of {len(draft)}; must be one more")
     num_accepted = next((i for i, (d, t) in enumerate(zip(draft, decided, strict=False)) if d != t), len(draft))
-    return Acceptance(len(draft), num_accepted, tuple(decided[: num_accepted + 1]))
+    return Acceptance(len(draft), num_accepted, decided[: num_accepted + 1])
 
 
-def stop(acceptance: Acceptance, stop_ids: Collection[int], room: int) -> Acceptance:
-    """Cut a step's emitted ids at the first stop id or when `room` more ids are there, if either comes.
+def stop(acceptance: Acceptance, stop_ids: Collection[int], room: int, text_end: int | None = None) -> Acceptance:
+    """Cut a step's emitted ids at the first stop id, at the id that completes a stop string (the first `text_end`
+    ids go up to it), or when `room` more ids are there: whichever comes first.
 
-    The stop id is kept as the last one. Draft ids after the cut count as neither verified nor accepted.
+    What ends the output is kept as its last id. Draft ids after the cut count as neither verified nor accepted.
     """
     emitted = acceptance.emitted[:room]
-    end = next((i + 1 for i, token in enumerate(emitted) if token in stop_ids), None)
-    if end is not None:
-        emitted, finish = emitted[:end], FinishReason.STOP
+    ends = [i + 1 for i, token in enumerate(emitted) if token in stop_ids][:1]
+    if text_end is not None and text_end <= len(emitted):
+        ends.append(text_end)
+    if ends:
+        emitted, finish = emitted[: min(ends)], FinishReason.STOP
     elif len(emitted) == room:
         finish = FinishReason.LENGTH
     else:

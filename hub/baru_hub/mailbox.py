@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from baru_common.errors import InvalidDraft
 from baru_common.frames import Draft
+from baru_common.sampling import SparseProbs
 
 
 @dataclass
@@ -29,6 +30,8 @@ class Mailbox:
     _alive: bool = False
     _start: int = 0
     _tail: list[int] = field(default_factory=list)
+    _probs: list[SparseProbs] = field(default_factory=list)
+    """What each id of the tail was drawn from; empty when they were picked, not drawn."""
     _nothing_at: int = -1
 
     def put(self, draft: Draft, num_committed: int) -> None:
@@ -38,6 +41,7 @@ class Mailbox:
             if draft.offset:
                 raise InvalidDraft(f"chain {draft.chain_id} starts at offset {draft.offset}, must start at 0")
             self.chain_id, self._alive, self._start, self._tail = draft.chain_id, True, draft.base, []
+            self._probs = []
         elif draft.chain_id < self.chain_id or (self._alive and draft.token_ids and draft.end <= self._end):
             self.num_stale_frames += 1
             return
@@ -50,11 +54,19 @@ class Mailbox:
         """Return the drafted ids that continue `committed`; none when the chain contradicts it."""
         overtaken = min(max(len(committed) - self._start, 0), len(self._tail))
         if self._tail[:overtaken] != list(committed[self._start : self._start + overtaken]):
-            self._alive, self._tail = False, []
+            self.refute()
         else:
-            del self._tail[:overtaken]
+            del self._tail[:overtaken], self._probs[:overtaken]
             self._start += overtaken
         return self._tail if self._start == len(committed) else ()
+
+    def draft_probs(self, num_ids: int) -> tuple[SparseProbs, ...]:
+        """Return what each of the first `num_ids` usable ids was drawn from; none when they were picked."""
+        return tuple(self._probs[:num_ids])
+
+    def refute(self) -> None:
+        """Drop the chain: what it still holds was drawn past an id that does not stand."""
+        self._alive, self._tail, self._probs = False, [], []
 
     def answered(self, committed: Sequence[int]) -> bool:
         """True when the node has sent something for `committed`, be it that it has nothing."""
@@ -67,8 +79,12 @@ class Mailbox:
     def _extend(self, draft: Draft) -> None:
         if draft.start > self._end:
             raise InvalidDraft(f"chain {draft.chain_id} has a gap: {self._end} was next, {draft.start} came")
-        fresh = draft.token_ids[self._end - draft.start :]
+        if draft.token_ids and self._tail and bool(draft.draft_probs) is not bool(self._probs):
+            raise InvalidDraft(f"chain {draft.chain_id} has draft_probs for some of its ids only")
+        num_known = self._end - draft.start
+        fresh = draft.token_ids[num_known:]
         self._tail.extend(fresh)
+        self._probs.extend(draft.draft_probs[num_known:])
         self.num_drafted += len(fresh)
         if not draft.token_ids:
             self._nothing_at = draft.end
@@ -83,7 +99,12 @@ class Mailbox:
                 f"the draft reaches position {draft.end}, at most {num_committed + self.max_ahead} is allowed",
                 hint="draft no further than max_draft_ahead past the committed length",
             )
-        for token in draft.token_ids:
+        if len(draft.draft_probs) not in (0, len(draft.token_ids)):
+            raise InvalidDraft(f"{len(draft.draft_probs)} draft_probs came for {len(draft.token_ids)} draft ids")
+        for token, probs in zip(draft.token_ids, draft.draft_probs, strict=False):
+            if token not in probs.ids:
+                raise InvalidDraft(f"draft id {token} has no probability in its draft_probs")
+        for token in (*draft.token_ids, *(i for probs in draft.draft_probs for i in probs.ids)):
             if token >= self.vocabulary_size:
                 raise InvalidDraft(
                     f"draft id {token} is outside the vocabulary of {self.vocabulary_size}",

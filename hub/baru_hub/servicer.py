@@ -55,7 +55,7 @@ class DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
     ) -> AsyncIterator[pb.DecodeResponse]:
         """Run one session; see the contract."""
         try:
-            live = self._verifier.open(await _first_frame(request_iterator))
+            live = await self._verifier.open(await _first_frame(request_iterator))
         except BaruError as error:
             await _abort(context, error)
         reader = asyncio.create_task(_read(request_iterator, live))

@@ -13,9 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from baru_common.errors import InvalidRequest
 from baru_common.frames import Finished, FinishReason, Usage, Verdict
+from baru_common.sampling import NO_ID, SamplingContext, SparseProbs
+from baru_common.tokens import StopScanner
 
-from .acceptance import accept, stop
+from .acceptance import Acceptance, Decision, accept, stop
 from .mailbox import Mailbox
 from .pace import Pace
 
@@ -34,6 +37,8 @@ class Block:
     """The last pending row and the draft rows decide ids; False for a piece of a prompt with more to come."""
     chain_id: int = 0
     """Chain that the draft is of."""
+    draft_probs: tuple[SparseProbs, ...] = ()
+    """What each draft id was drawn from; none at all: they were picked, not drawn."""
 
 
 @dataclass(eq=False)
@@ -42,10 +47,9 @@ class Session:
 
     session_id: str
     epoch: int
-    num_prompt: int
+    sampling: SamplingContext
     max_length: int
     """Most committed ids: prompt and output, bounded by request and context."""
-    stop_ids: frozenset[int]
     mailbox: Mailbox
     has_drafter: bool
     committed: list[int]
@@ -59,6 +63,12 @@ class Session:
     """Committed length -> clock when it was reached, for lengths that a chain may still fork from."""
     tail: Sequence[int] = ()
     """Drafted ids that continue the committed ones, as of the last plan."""
+    _stop_ids: frozenset[int] = field(init=False)
+    _scanner: StopScanner = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._stop_ids = self.sampling.stop_ids
+        self._scanner = StopScanner(self.sampling.params.stop_strings, self.sampling.params.min_tokens)
 
     @property
     def decided_s(self) -> float:
@@ -79,6 +89,10 @@ class Session:
         return None if reached_s is None else now_s - reached_s
 
     @property
+    def num_prompt(self) -> int:
+        return self.sampling.num_prompt
+
+    @property
     def num_pending(self) -> int:
         return len(self.committed) - self.num_cached
 
@@ -95,18 +109,21 @@ class Session:
         # One id is emitted in any case, so a draft of all the room could not be used whole.
         depth = min(max_draft, self.room - 1)
         draft = tuple(self.mailbox.usable(self.committed)[:depth])
-        return Block(tuple(pending), draft, chain_id=self.mailbox.chain_id)
+        return Block(tuple(pending), draft, True, self.mailbox.chain_id, self.mailbox.draft_probs(len(draft)))
 
-    def take(self, block: Block, decided: Sequence[int]) -> Verdict | None:
+    def take(self, block: Block, decision: Decision) -> Verdict | None:
         """Commit what the target decided for `block`; None for a piece of a prompt.
 
-        After it `num_cached` says how many ids the engine's cache must be cut to.
+        After it `num_cached` says how many ids the engine's cache must be cut to. InvalidRequest when the request
+        leaves no id to choose.
         """
         if not block.decides:
             self.num_cached += len(block.pending)
             return None
-        outcome = stop(accept(block.draft, decided), self.stop_ids, self.room)
+        outcome = self._stopped(accept(block.draft, decision))
         base = len(self.committed)
+        if outcome.num_accepted < outcome.num_verified:
+            self.mailbox.refute()
         self.committed.extend(outcome.emitted)
         self.num_cached = len(self.committed) - 1
         self.finish = outcome.finish
@@ -123,7 +140,23 @@ class Session:
             token_ids=outcome.emitted,
             chain_id=block.chain_id if outcome.num_verified else 0,
             depth_hint=self.pace.window,
+            logprobs=decision.logprobs[: len(outcome.emitted)],
         )
+
+    def _stopped(self, acceptance: Acceptance) -> Acceptance:
+        """Cut what is emitted where the output ends, if it ends here."""
+        text_end = None
+        if self.sampling.params.stop_strings:
+            pieces = (self.sampling.vocabulary.text_bytes(i) for i in acceptance.emitted if i >= 0)
+            text_end = next((i + 1 for i, piece in enumerate(pieces) if self._scanner.push(piece)), None)
+        outcome = stop(acceptance, self._stop_ids, self.room, text_end)
+        if min(outcome.emitted) < 0:
+            position = len(self.committed) + outcome.emitted.index(NO_ID) - self.num_prompt
+            raise InvalidRequest(
+                f"the request leaves no id to choose at output position {position}",
+                hint="check what grammar, allowed_ids, banned_ids and min_tokens forbid together",
+            )
+        return outcome
 
     def finished(self, reason: FinishReason) -> Finished:
         """Return the closing frame."""
@@ -138,5 +171,6 @@ class Session:
             num_rejected=self.num_verified - self.num_accepted,
             num_discarded=num_drafted - self.num_verified,
             num_stale_frames=self.mailbox.num_stale_frames,
+            seed=None if self.sampling.params.is_greedy else self.sampling.params.seed,
         )
         return Finished(reason, usage)

@@ -36,8 +36,10 @@ from baru_common.frames import (
     Open,
     Opened,
 )
+from baru_common.sampling import SamplingContext, SamplingParams
+from baru_common.sampling.guide import Guide
 
-from .acceptance import Acceptance, accept
+from .acceptance import Acceptance, Decision, accept
 from .engines import Engine, EngineSpec, Feed
 from .mailbox import Mailbox
 from .pace import Pace
@@ -190,14 +192,15 @@ class Verifier:
             limits=self._limits,
         )
 
-    def open(self, request: Open, identity: str = ANYBODY) -> LiveSession:
+    async def open(self, request: Open, identity: str = ANYBODY) -> LiveSession:
         """Admit a session of `identity` and queue its `Opened`; a BaruError says why not."""
         check_open(request, self.spec, self._limits)
+        sampling = await self._sampling(request)
         if self._draining:
             raise HubUnavailable("the hub is draining", hint="use another hub, or try again when it is back")
         if sum(not live.closed for live in self._live) >= self._limits.max_sessions:
             raise CapacityExhausted(f"all {self._limits.max_sessions} sessions are taken", hint="try again later")
-        live = self._admit(request, identity)
+        live = self._admit(request, sampling, identity)
         self._live.append(live)
         state = live.state
         state.pace.asked = state.pace.window if state.has_drafter else 0
@@ -221,11 +224,11 @@ class Verifier:
                 block = Block(tuple(context[allocation.num_cached :]), tuple(draft))
                 feeds.append(Feed(allocation.sequence, allocation.num_cached, block))
             async with self._engine_free:
-                decided = await self._engine.verify(feeds)
+                decisions = await self._engine.verify(feeds)
         finally:
             for allocation in allocations:
                 self._engine.free(allocation.sequence)
-        return [accept(draft, ids) for (_, draft), ids in zip(pairs, decided, strict=True)]
+        return [accept(draft, _sound(found)) for (_, draft), found in zip(pairs, decisions, strict=True)]
 
     async def drain(self, grace_s: float) -> None:
         """Admit nobody any more and wait until the running sessions ended, at most `grace_s`."""
@@ -258,9 +261,9 @@ class Verifier:
         start_s = self._clock()
         try:
             async with self._engine_free:
-                decided = await self._engine.verify(feeds)
-            if len(decided) != len(feeds):
-                raise EngineFailure(f"the engine returned {len(decided)} results for {len(feeds)} sequences")
+                decisions = await self._engine.verify(feeds)
+            if len(decisions) != len(feeds):
+                raise EngineFailure(f"the engine returned {len(decisions)} results for {len(feeds)} sequences")
         except Exception as error:  # the engine may fail in its own ways; only its own batch pays
             _log.exception("a verification step of %d sessions failed", len(work))
             failure = error if isinstance(error, BaruError) else EngineFailure(f"the target failed: {error}")
@@ -268,16 +271,16 @@ class Verifier:
                 live.fail(failure)
             return
         scheduler.learn(plan, self._clock() - start_s)
-        for (live, block), ids in zip(work, decided, strict=True):
+        for (live, block), decision in zip(work, decisions, strict=True):
             try:
-                self._commit(live, block, ids)
+                self._commit(live, block, _sound(decision))
             except BaruError as error:
                 live.fail(error)
 
-    def _commit(self, live: LiveSession, block: Block, decided: list[int]) -> None:
+    def _commit(self, live: LiveSession, block: Block, decision: Decision) -> None:
         if live.closed:  # cancelled while its block was under way
             return
-        verdict = live.state.take(block, decided)
+        verdict = live.state.take(block, decision)
         live.state.stamp(self._clock())
         if verdict:
             live.send(verdict)
@@ -290,17 +293,23 @@ class Verifier:
 
     # -- admission and release
 
-    def _admit(self, request: Open, identity: str) -> LiveSession:
+    async def _sampling(self, request: Open) -> SamplingContext:
+        spec, params = self.spec, request.params.with_seed(secrets.randbits(64))
+        guide = None
+        if params.grammar:  # in a thread, for it may take long, and nobody else shall wait
+            guide = await asyncio.to_thread(Guide.compile, params.grammar, spec.bundle, spec.eos_ids)
+        return SamplingContext(params, len(request.prompt_ids), spec.vocabulary, spec.eos_ids, guide)
+
+    def _admit(self, request: Open, sampling: SamplingContext, identity: str) -> LiveSession:
         spec, params = self.spec, request.params
         room = spec.context_limit - len(request.prompt_ids)
         max_length = len(request.prompt_ids) + min(params.max_tokens or room, room)
-        allocation = self._engine.allocate(request.prompt_ids, max_length, identity)
+        allocation = self._engine.allocate(request.prompt_ids, max_length, identity, sampling)
         state = Session(
             session_id=secrets.token_urlsafe(16),
             epoch=1,
-            num_prompt=len(request.prompt_ids),
+            sampling=sampling,
             max_length=max_length,
-            stop_ids=frozenset(params.stop_ids) | frozenset(() if params.ignore_eos else spec.eos_ids),
             mailbox=Mailbox(spec.vocabulary.size, self._limits.max_draft_ahead),
             pace=Pace(self._max_depth),
             has_drafter=request.drafter is not None,
@@ -314,6 +323,12 @@ class Verifier:
         for live in [live for live in self._live if live.closed]:
             self._engine.free(live.sequence)
             self._live.remove(live)
+
+
+def _sound(decision: Decision | BaruError) -> Decision:
+    if isinstance(decision, BaruError):
+        raise decision
+    return decision
 
 
 def check_open(request: Open, spec: EngineSpec, limits: Limits) -> None:
@@ -333,16 +348,30 @@ def check_open(request: Open, spec: EngineSpec, limits: Limits) -> None:
             hint="use a drafter that was made for this target's tokenizer",
         )
     if not request.prompt_ids:
-        raise EmptyPrompt("the prompt is empty", hint="send at least one token")
+        raise EmptyPrompt("the prompt is empty", hint="send at least one token", details={"param": "prompt_ids"})
     most = min(limits.max_prompt_tokens, spec.context_limit - 1)
     if len(request.prompt_ids) > most:
         raise PromptTooLong(
             f"the prompt has {len(request.prompt_ids)} tokens, at most {most} are allowed",
             hint="shorten the prompt",
+            details={"param": "prompt_ids"},
         )
-    for name, ids in (("prompt_ids", request.prompt_ids), ("stop_ids", request.params.stop_ids)):
-        if max(ids, default=0) >= spec.vocabulary.size:
-            raise InvalidRequest(
-                f"{name} holds {max(ids)}, which is outside the vocabulary of {spec.vocabulary.size}",
-                details={"param": name},
-            )
+    if not spec.samples and (param := _needs_logits(request.params)):
+        raise InvalidRequest(
+            f"{param} cannot be served: the {spec.engine} engine decides by script and has no logits",
+            hint="leave it out, or use a hub with a real target",
+            details={"param": param},
+        )
+    if max(request.prompt_ids) >= spec.vocabulary.size:
+        raise InvalidRequest(
+            f"prompt_ids holds {max(request.prompt_ids)}, which is outside the vocabulary of {spec.vocabulary.size}",
+            details={"param": "prompt_ids"},
+        )
+    request.params.require_ids_below(spec.vocabulary.size)
+
+
+def _needs_logits(params: SamplingParams) -> str | None:
+    """Return the name of a parameter that asks for more than the likeliest id of a script."""
+    if not params.is_greedy:
+        return "temperature"
+    return next(iter(params.adjustments), None if params.logprobs is None else "logprobs")

@@ -14,6 +14,7 @@ from enum import Enum
 
 from baru_common.errors import ProtocolViolation
 from baru_common.frames import Draft, Verdict
+from baru_common.sampling import SparseProbs
 
 
 class Outcome(Enum):
@@ -59,9 +60,10 @@ class DraftChain:
         """Nothing was sent for the committed length yet, not even that there is nothing."""
         return self.ahead == 0 and self._nothing_at < self.num_committed
 
-    def extend(self, token_ids: Sequence[int]) -> Draft:
+    def extend(self, token_ids: Sequence[int], draft_probs: Sequence[SparseProbs] = ()) -> Draft:
         """Append drafted ids, perhaps none, and return the frame that tells the hub."""
-        frame = Draft(self.epoch, self.chain_id, self.base, len(self.ids) - self.base, tuple(token_ids))
+        offset = len(self.ids) - self.base
+        frame = Draft(self.epoch, self.chain_id, self.base, offset, tuple(token_ids), tuple(draft_probs))
         self.ids.extend(token_ids)
         if not token_ids:
             self._nothing_at = self.num_committed
@@ -76,9 +78,12 @@ class DraftChain:
         decided = list(verdict.token_ids)
         drafted = self.ids[self.num_committed : self.num_committed + len(decided)]
         self.num_committed += len(decided)
-        if drafted == decided:
+        # After a refusal the rest of the chain is void even if the target chose the same id again by itself:
+        # under rejection sampling what was refused together must not be offered once more.
+        if drafted == decided and verdict.num_accepted == verdict.num_verified:
             return Outcome.AGREED
-        outcome = Outcome.PASSED if drafted == decided[: len(drafted)] else Outcome.DIVERGED
+        passed = drafted == decided[: len(drafted)] and len(drafted) < len(decided)
+        outcome = Outcome.PASSED if passed else Outcome.DIVERGED
         self.ids[verdict.base :] = decided
         self.base = self.num_committed
         self.chain_id += 1

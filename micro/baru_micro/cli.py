@@ -6,6 +6,7 @@ import sys
 from collections.abc import Coroutine
 from dataclasses import asdict
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -16,19 +17,21 @@ from rich.text import Text
 
 from baru_common import __version__
 from baru_common.cli_support import EXIT_ERROR, configure_logs, harmless, print_json, run
+from baru_common.corpus import DEFAULT_CORPUS, Corpus, corpora
 from baru_common.errors import ConfigError
 from baru_common.sampling import SamplingParams
 
 from .client import MicroNode, Prompt
 from .doctor import Check, Doctor
 from .events import Finish, Kind, Piece, Step
+from .request_options import grammar_of, with_settings
 
 DEFAULT_HUB = "127.0.0.1:7443"
 _STYLES = {Kind.ACCEPTED: "green", Kind.CORRECTION: "bold yellow", Kind.BONUS: "cyan", Kind.PLAIN: "default"}
 
 _T = TypeVar("_T")
 _Hub = Annotated[str, typer.Option("--hub", envvar="BARU_HUB", help="Hub to use, HOST:PORT.")]
-_Drafter = Annotated[str, typer.Option("--drafter", help="ngram, causal_lm:PATH or none.")]
+_Drafter = Annotated[str, typer.Option("--drafter", help="ngram, suffix[:CORPUS], causal_lm:PATH or none.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 _Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
 
@@ -57,6 +60,27 @@ def generate(
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end-of-sequence token.")] = False,
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the noise; default: drawn, and printed.")] = None,
+    top_k: Annotated[int, typer.Option(help="Only the k likeliest tokens; 0: all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Only the likeliest tokens with this probability together.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Only tokens with this share of the likeliest's probability.")] = 0.0,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be given again.")] = None,
+    json_schema: Annotated[
+        str | None, typer.Option(help="Answer in JSON of this schema; a file or the schema.")
+    ] = None,
+    regex: Annotated[str | None, typer.Option(help="Answer what matches this regular expression.")] = None,
+    lark: Annotated[
+        str | None, typer.Option(help="Answer what this Lark grammar allows; a file or the grammar.")
+    ] = None,
+    choice: Annotated[list[str] | None, typer.Option(help="Answer one of these; may be given again.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Any other sampling parameter, NAME=JSON: repetition_penalty=1.2, logprobs=3; may be given again.",
+        ),
+    ] = None,
     json_output: _Json = False,
     verbose: _Verbose = False,
 ) -> None:
@@ -66,10 +90,27 @@ def generate(
     """
     configure_logs(verbose=verbose)
     text = sys.stdin.read() if prompt == "-" else prompt
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos)
+    params = with_settings(
+        SamplingParams(
+            max_tokens=max_tokens,
+            ignore_eos=ignore_eos,
+            temperature=temperature,
+            seed=seed,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            stop_strings=tuple(stop or ()),
+            grammar=grammar_of(json_schema=json_schema, regex=regex, lark=lark, choices=choice),
+        ),
+        settings or (),
+    )
     finish = _run(_generate(_as_prompt(text, system, raw=raw), params, hub, drafter, show=not json_output))
     if json_output:
-        print_json(summary(finish) | {"text": finish.text, "ids": finish.ids})
+        print_json(summary(finish) | {"text": finish.text, "ids": finish.ids} | _logprobs(finish))
+
+
+def _logprobs(finish: Finish) -> dict[str, Any]:
+    return {"logprobs": [asdict(entry) for entry in finish.logprobs]} if finish.logprobs else {}
 
 
 def _as_prompt(text: str, system: str | None, *, raw: bool) -> Prompt:
@@ -111,6 +152,7 @@ def summary(finish: Finish) -> dict[str, Any]:
     usage = finish.usage
     return {
         "finish_reason": finish.reason.value,
+        "stopped_by": finish.stopped_by,
         "tokens_per_s": round(finish.tokens_per_s, 2),
         "mean_accepted_length": round(usage.mean_accepted_length, 3),
         "acceptance_rate": round(usage.acceptance_rate, 3),
@@ -129,6 +171,7 @@ def _summary_line(finish: Finish) -> str:
         f"{len(finish.ids)} tokens ({figures['finish_reason']}), {figures['tokens_per_s']:.1f} tokens/s, "
         f"mean accepted length {figures['mean_accepted_length']:.2f}, "
         f"acceptance rate {figures['acceptance_rate']:.0%}, round trip {round_trip}, all verified by the target"
+        + ("" if finish.usage.seed is None else f", seed {finish.usage.seed}")
     )
 
 
@@ -162,6 +205,45 @@ def _check_table(checks: list[Check]) -> Table:
             Text(harmless(check.advice)),
         )
     return table
+
+
+corpus_app = typer.Typer(no_args_is_help=True, help="Texts of this node to draft from: they never leave it.")
+app.add_typer(corpus_app, name="corpus")
+_Name = Annotated[str, typer.Option("--name", help="Which corpus; draft from it with --drafter suffix:NAME.")]
+
+
+@corpus_app.command("add")
+def corpus_add(
+    source: Annotated[Path, typer.Argument(help="A text file, or a folder: all texts below it.")],
+    name: _Name = DEFAULT_CORPUS,
+    json_output: _Json = False,
+) -> None:
+    """Copy texts into a corpus. Sessions that begin from now on draft from them."""
+    added = Corpus(name).add(source)
+    if json_output:
+        print_json(asdict(added) | {"skipped": [[str(path), why] for path, why in added.skipped]})
+        return
+    for path, why in added.skipped:
+        typer.echo(f"left out {harmless(str(path))}: {why}", err=True)
+    typer.echo(f"{added.num_texts} texts added to corpus {name}, {added.num_known} were there already")
+
+
+@corpus_app.command("list")
+def corpus_list(json_output: _Json = False) -> None:
+    """Show every corpus of this node."""
+    rows = [{"name": c.name, "num_texts": len(c.version), "num_bytes": c.num_bytes} for c in corpora()]
+    if json_output:
+        print_json({"corpora": rows})
+        return
+    for row in rows:
+        typer.echo(f"{row['name']}: {row['num_texts']} texts, {row['num_bytes']} bytes")
+
+
+@corpus_app.command("remove")
+def corpus_remove(name: Annotated[str, typer.Argument(help="The corpus.")]) -> None:
+    """Delete a corpus and its copies of texts."""
+    Corpus(name).remove()
+    typer.echo(f"corpus {name} removed")
 
 
 def _run(work: Coroutine[Any, Any, _T]) -> _T:

@@ -14,10 +14,21 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from itertools import count
 
-from baru_common.drafters import Drafter
+from baru_common.drafters import Drafter, GuidedStream, Proposal
 from baru_common.errors import BaruError, InvalidDraft, ProtocolViolation
-from baru_common.frames import Draft, Finished, Heartbeat, HubFrame, Open, Opened, Verdict
-from baru_common.tokens import TextStream, Vocabulary
+from baru_common.frames import (
+    Draft,
+    Finished,
+    FinishReason,
+    Heartbeat,
+    HubFrame,
+    Open,
+    Opened,
+    TokenLogprobs,
+    Verdict,
+)
+from baru_common.sampling import SamplingContext
+from baru_common.tokens import TextStream
 
 from .chain import DraftChain
 from .events import Event, Finish, Kind, Piece, Provenance, Span, Started, Step, StepStats
@@ -32,7 +43,7 @@ class Generation:
 
     stream: HubStream
     request: Open
-    vocabulary: Vocabulary
+    sampling: SamplingContext
     max_length: int
     """Most ids of the session, prompt and output."""
     drafter: Drafter | None
@@ -43,6 +54,7 @@ class Generation:
     _chain: DraftChain = field(init=False)
     _window: int = 0
     _turn: asyncio.Event = field(default_factory=asyncio.Event)
+    _logprobs: list[TokenLogprobs] = field(default_factory=list)
     _round_trips_s: list[float] = field(default_factory=list)
     _started_s: float = 0.0
     _first_token_s: float | None = None
@@ -53,7 +65,8 @@ class Generation:
         Leaving the iterator early ends the session at the hub.
         """
         self._started_s = self.clock()
-        self._text = TextStream(self.vocabulary)
+        params = self.sampling.params
+        self._text = TextStream(self.sampling.vocabulary, params.stop_strings, params.min_tokens)
         self._parts: list[str] = []
         tasks: list[asyncio.Task[None]] = []
         try:
@@ -98,22 +111,28 @@ class Generation:
             return None
         if not isinstance(frame, Verdict):
             raise ProtocolViolation(f"the hub sent {type(frame).__name__} in mid-stream")
-        if max(frame.token_ids) >= self.vocabulary.size:
+        if max(frame.token_ids) >= self.sampling.vocabulary.size:
             raise ProtocolViolation(f"the hub emitted {max(frame.token_ids)}, which is outside the vocabulary")
         if self._first_token_s is None:
             self._first_token_s = self.clock()
+        if len(frame.logprobs) != (0 if self.sampling.params.logprobs is None else len(frame.token_ids)):
+            raise ProtocolViolation(
+                f"the hub sent {len(frame.logprobs)} log-probabilities for {len(frame.token_ids)} ids"
+            )
         self._chain.apply(frame)
+        self._logprobs.extend(frame.logprobs)
         self._window = frame.depth_hint
         self._turn.set()
-        pieces = tuple(map(self._piece, frame.token_ids, _kinds(frame)))
+        logprobs = frame.logprobs or [None] * len(frame.token_ids)
+        pieces = tuple(map(self._piece, frame.token_ids, _kinds(frame), logprobs))
         round_trip_s = self._round_trips_s[-1] if self._round_trips_s else None
         stats = StepStats(frame.num_verified, frame.num_accepted, round_trip_s)
         return Step(frame.base, pieces, Provenance.VERIFIED, stats)
 
-    def _piece(self, token_id: int, kind: Kind) -> Piece:
+    def _piece(self, token_id: int, kind: Kind, logprobs: TokenLogprobs | None) -> Piece:
         text = self._text.push(token_id)
         self._parts.append(text)
-        return Piece(token_id, text, kind)
+        return Piece(token_id, text, kind, logprobs)
 
     def _finish(self, frame: Finished) -> Finish:
         now = self.clock()
@@ -131,13 +150,23 @@ class Generation:
             time_to_first_token_s=(self._first_token_s or now) - self._started_s,
             round_trip_s=statistics.median(self._round_trips_s) if self._round_trips_s else None,
             tail=tail,
+            logprobs=tuple(self._logprobs),
+            stopped_by=self._stopped_by(ids) if frame.reason is FinishReason.STOP else None,
         )
+
+    def _stopped_by(self, ids: tuple[int, ...]) -> int | str:
+        text = self._text.stopped_by
+        if text is None and not self.sampling.stop_ids.intersection(ids[-1:]):
+            raise ProtocolViolation("the hub stopped where the request does not")
+        return ids[-1] if text is None else text
 
     # -- what the node says
 
     async def _draft(self, drafter: Drafter) -> None:
         """Keep the chain ahead of the committed ids, as far as there is room and something to propose."""
-        drafts = drafter.start()
+        drafts = drafter.start(self.sampling)
+        if self.sampling.guide and drafter.vocabulary is None:
+            drafts = GuidedStream(drafts, self.sampling.guide, self.sampling.num_prompt)
         while True:
             await self._turn.wait()
             self._turn.clear()
@@ -145,11 +174,11 @@ class Generation:
                 self.stream.send(frame)
                 await asyncio.sleep(0)  # let a verdict in before drafting further
 
-    async def _next_draft(self, drafter: Drafter, propose: Callable[[list[int], int, int], list[int]]) -> Draft | None:
+    async def _next_draft(self, drafter: Drafter, propose: Callable[[list[int], int, int], Proposal]) -> Draft | None:
         chain = self._chain
         # The hub emits one id in any case, so the last position is never worth a draft.
         room = min(self._window - chain.ahead, self.max_length - 1 - len(chain.ids))
-        proposed: list[int] = []
+        proposed = Proposal()
         if room > 0:
             version = chain.version
             arguments = (chain.ids, chain.num_committed, min(room, drafter.tokens_per_call))
@@ -162,13 +191,14 @@ class Generation:
             if chain.version != version:  # a verdict came meanwhile and made it void
                 self._turn.set()
                 return None
-        if not proposed and not (chain.wants_answer and self._window):
+        if not proposed.ids and not (chain.wants_answer and self._window):
             return None  # nothing to say, or nobody waits for it
-        return chain.extend(proposed)
+        return chain.extend(proposed.ids, proposed.draft_probs)
 
-    def _check(self, drafter: Drafter, proposed: list[int], max_tokens: int) -> None:
+    def _check(self, drafter: Drafter, proposal: Proposal, max_tokens: int) -> None:
         """InvalidDraft for what no hub would take: it is the drafter's fault, and said here."""
-        wrong = next((i for i in proposed if not 0 <= i < self.vocabulary.size), None)
+        proposed = proposal.ids
+        wrong = next((i for i in proposed if not 0 <= i < self.sampling.vocabulary.size), None)
         if wrong is not None:
             raise InvalidDraft(f"the {drafter.family} drafter proposed {wrong}, which is outside the vocabulary")
         if len(proposed) > max_tokens:

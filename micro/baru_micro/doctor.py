@@ -13,7 +13,7 @@ from baru_common.errors import BaruError, HubUnavailable
 from baru_common.frames import PROTOCOL_REVISION, HubDescription
 from baru_common.tokens import Tokenizer
 
-from .fit import require_protocol, require_vocabulary
+from .fit import fitted, require_protocol
 from .tokenizer_cache import cached_bundle
 from .transport import HubChannel
 
@@ -80,7 +80,7 @@ class Doctor:
         return f"{self._loaded.vocabulary.size} ids, digest {self._hub.tokenizer_digest.hex()[:12]}"
 
     async def _drafter(self, channel: HubChannel) -> str:  # noqa: ARG002
-        require_vocabulary(load_drafter(self.drafter), self._loaded.vocabulary)
+        await fitted(load_drafter(self.drafter), self._loaded)
         return self.drafter
 
     async def _round_trip(self, channel: HubChannel) -> str:

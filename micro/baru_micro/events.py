@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from baru_common.frames import FinishReason, Usage
+from baru_common.frames import FinishReason, TokenLogprobs, Usage
 
 
 class Provenance(Enum):
@@ -41,11 +41,14 @@ class Started:
 
 @dataclass(frozen=True)
 class Piece:
-    """One id and the text that it completes: none for a control id or a part of a character."""
+    """One id and the text that it completes: none for a control id or a part of a character, and while what it says
+    may be the start of a stop string."""
 
     token_id: int
     text: str
     kind: Kind
+    logprobs: TokenLogprobs | None = None
+    """The target's, if the request asks for them; a provisional id has none."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,12 @@ class Finish:
     round_trip_s: float | None
     """Median of the samples."""
     tail: str = ""
-    """Text of the last, incomplete character, if the output ended in one: not in any step's delta."""
+    """Text held back to the end, of an incomplete character or a stop string that did not come: not in any step's
+    delta."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """The target's, of each of `ids`, if the request asks for them."""
+    stopped_by: int | str | None = None
+    """The stop id, end-of-sequence id or stop string that ended the output."""
 
     @property
     def tokens_per_s(self) -> float:

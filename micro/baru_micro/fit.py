@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from baru_common.drafters import Drafter
+import asyncio
+
+from baru_common.drafters import Drafter, TextDrafter
 from baru_common.errors import ProtocolMismatch
 from baru_common.frames import PROTOCOL_REVISION, HubDescription
-from baru_common.tokens import Vocabulary
+from baru_common.tokens import Tokenizer
 
 
 def require_protocol(hub: HubDescription) -> None:
@@ -17,7 +19,12 @@ def require_protocol(hub: HubDescription) -> None:
         )
 
 
-def require_vocabulary(drafter: Drafter | None, target: Vocabulary) -> None:
-    """Raise VocabularyMismatch unless the drafter's ids mean what the target's do; some have none of their own."""
+async def fitted(found: Drafter | TextDrafter | None, target: Tokenizer) -> Drafter | None:
+    """Return the drafter that drafts for targets with this tokenizer.
+
+    VocabularyMismatch unless its ids mean what the target's do; some have none of their own.
+    """
+    drafter = await asyncio.to_thread(found.bound, target) if isinstance(found, TextDrafter) else found
     if drafter and drafter.vocabulary:
-        drafter.vocabulary.require_same(target, ours=f"the {drafter.family} drafter", theirs="the target")
+        drafter.vocabulary.require_same(target.vocabulary, ours=f"the {drafter.family} drafter", theirs="the target")
+    return drafter

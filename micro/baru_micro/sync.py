@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from baru_common.drafters import Drafter
+from baru_common.drafters import Drafter, TextDrafter
 from baru_common.frames import HubDescription
 from baru_common.sampling import SamplingParams
 
@@ -28,7 +28,7 @@ class SyncMicroNode:
     @classmethod
     @contextmanager
     def connect(
-        cls, address: str, *, drafter: Drafter | str | None = "ngram", timeout_s: float = 5.0
+        cls, address: str, *, drafter: Drafter | TextDrafter | str | None = "ngram", timeout_s: float = 5.0
     ) -> Iterator[SyncMicroNode]:
         """Connect for the length of the block; as `MicroNode.connect`."""
         loop = asyncio.new_event_loop()

@@ -18,7 +18,7 @@ from baru_common.drafters.causal_lm import CausalLmDrafter
 from baru_common.errors import Incompatible, TokenizerMismatch, VocabularyMismatch
 from baru_common.frames import Draft, DrafterInfo, HubFrame, Open, Verdict
 from baru_common.model_files import LoadedModel
-from baru_common.sampling import SamplingParams
+from baru_common.sampling import SamplingContext, SamplingParams
 from baru_common.tokens import Tokenizer, TokenizerBundle
 from baru_micro import FinishReason, MicroNode
 from baru_micro.transport import HubChannel
@@ -54,7 +54,8 @@ async def test_d01_padding_of_the_embeddings_is_no_difference() -> None:
         finish, _ = await generate(hub.address, PROMPT, PARAMS, drafter)
     assert list(finish.ids) == expected
     assert max(finish.ids) < 100
-    proposed = drafter.start().propose(PROMPT, len(PROMPT), 64)
+    endless = SamplingContext(PARAMS, len(PROMPT), target.vocabulary, target.eos_ids)
+    proposed = drafter.start(endless).propose(PROMPT, len(PROMPT), 64).ids
     assert len(proposed) == 64
     assert max(proposed) < 100
 

@@ -8,11 +8,13 @@ from random import Random
 import pytest
 from bench.virtual import Cell, simulate
 
+from baru_hub.acceptance import Decision
 from baru_hub.cost_model import CostModel, StepShape
 from baru_hub.engines.simulated import DeviceProfile
 from baru_hub.mailbox import Mailbox
 from baru_hub.scheduler import GoodputScheduler
 from baru_hub.session import Session
+from support.sampling import context
 
 # A slow drafter and one that is nearly free; a target where a draft row is cheap and one where it is not.
 CELLS = [
@@ -63,7 +65,7 @@ class Rounds:
                 (s, PROFILE.step_s(s)) for s in (StepShape(1, 1, 0), StepShape(9, 1, 0), StepShape(8, 8, 0))
             )
         )
-        self.session = Session("s", 1, 1, 1 << 20, frozenset(), Mailbox(1000, 64), True, [0])
+        self.session = Session("s", 1, context(1), 1 << 20, Mailbox(1000, 64), True, [0])
         self.session.num_cached = 0
         self.session.stamp(0.0)
         self.depths: list[int] = []
@@ -80,7 +82,7 @@ class Rounds:
             self.session.mailbox._tail = [1] * right + [2] * (length - right)
             plan = self.scheduler.plan([self.session], 0.0)
             ((_, block),) = plan.blocks
-            self.session.take(block, [1] * (len(block.draft) + 1))
+            self.session.take(block, Decision((1,) * (len(block.draft) + 1)))
             self.session.stamp(0.0)
             self.scheduler.learn(plan, PROFILE.step_s(plan.shape))
             self.depths.append(self.session.pace.depth)

@@ -22,7 +22,7 @@ class Echo:
         self.came: list[tuple[float, int]] = []
         self.outbox: asyncio.Queue[HubFrame] = asyncio.Queue()
 
-    def open(self, request: Open) -> LiveSession:
+    async def open(self, request: Open) -> LiveSession:
         return cast("LiveSession", self)
 
     def draft(self, draft: Draft) -> None:

@@ -13,8 +13,10 @@ from baru_common.drafters import load_drafter
 from baru_common.drafters.causal_lm import CausalLmDrafter, CausalLmStream
 from baru_common.errors import ModelFileError
 from baru_common.model_files import LoadedModel
+from baru_common.sampling import SamplingContext
 from baru_common.tokens import TokenizerBundle
-from support.tiny import plain_greedy, save, tiny_bundle, tiny_target
+from support.sampling import context
+from support.tiny import plain_greedy, save, tiny_bundle, tiny_target, with_eos
 
 
 def favouring(loaded: LoadedModel, token_ids: list[int], bundle: TokenizerBundle | None = None) -> LoadedModel:
@@ -36,14 +38,19 @@ def best_but(loaded: LoadedModel, ids: list[int], banned: set[int]) -> int:
     return max((i for i in range(loaded.vocabulary.size) if i not in banned), key=lambda i: float(logits[i]))
 
 
+def endless(loaded: LoadedModel) -> SamplingContext:
+    """A greedy request that no id ends."""
+    return context(1, vocabulary=loaded.vocabulary, eos_ids=loaded.eos_ids, ignore_eos=True)
+
+
 def test_with_the_targets_weights_it_drafts_what_the_target_says() -> None:
     """A block at once, or one id a call, each fed back: the same ids as plain greedy decoding."""
     target, prompt = tiny_target(), [1, 5, 9]
     expected = plain_greedy(target, prompt, 24)
-    assert CausalLmDrafter(target).start().propose(prompt, len(prompt), 24) == expected
+    assert CausalLmDrafter(target).start().propose(prompt, len(prompt), 24).ids == expected
     stream, ids = CausalLmDrafter(target).start(), list(prompt)
     for token in expected:
-        assert stream.propose(ids, len(prompt), 1) == [token]
+        assert stream.propose(ids, len(prompt), 1).ids == [token]
         ids.append(token)
 
 
@@ -52,14 +59,29 @@ def test_it_equals_greedy_decoding_after_any_rewinds(seed: int) -> None:
     """Whatever was drafted and refused, fed twice, cut to one id or replaced as a whole leaves no trace."""
     chance = random.Random(seed)
     target = tiny_target()
-    stream, ids = CausalLmDrafter(target).start(), [1]
+    stream, ids = CausalLmDrafter(target).start(endless(target)), [1]
     for _ in range(25):
         kept = ids[: chance.choice([len(ids), len(ids), chance.randint(0, len(ids)), 0])]
         ids = (kept + chance.choices(range(target.vocabulary.size), k=chance.randint(0, 6))) or [chance.randint(0, 2)]
         num_tokens = chance.randint(0, 4)
-        proposed = stream.propose(ids, chance.randint(1, len(ids)), num_tokens)
+        proposed = stream.propose(ids, chance.randint(1, len(ids)), num_tokens).ids
         assert proposed == plain_greedy(target, ids, num_tokens)
         ids += proposed if chance.random() < 0.5 else []
+
+
+def test_nothing_is_proposed_past_what_ends_the_output() -> None:
+    """The end itself is; and where it is committed, it ended nothing."""
+    prompt = [1, 5, 9]
+    answer = plain_greedy(tiny_target(), prompt, 8)
+    place = next(i for i in range(2, 8) if answer[i] not in answer[:i])
+    stop, whole = answer[place], [*prompt, *answer]
+    target = with_eos(tiny_target(), stop)
+    stopping = context(3, vocabulary=target.vocabulary, stop_ids=(stop,))
+    for stream in (CausalLmDrafter(target).start(), CausalLmDrafter(tiny_target()).start(stopping)):
+        assert stream.propose(prompt, 3, 8).ids == answer[: place + 1]
+        assert stream.propose(whole[: 3 + place + 1], 3, 8).ids == []
+        assert stream.propose(whole[: 3 + place + 1], 3 + place + 1, 7 - place).ids == answer[place + 1 :]
+    assert CausalLmDrafter(target).start(endless(target)).propose(prompt, 3, 8).ids == answer
 
 
 def test_only_what_is_new_is_fed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +95,7 @@ def test_only_what_is_new_is_fed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(target.model, "forward", counted)
     stream = CausalLmDrafter(target).start()
-    (first, second) = stream.propose([1, 5, 9], 3, 2)
+    (first, second) = stream.propose([1, 5, 9], 3, 2).ids
     stream.propose([1, 5, 9, first, 7, 8], 5, 1)
     assert fed == [[1, 5, 9], [first], [7, 8]]
     assert second != 7
@@ -87,8 +109,8 @@ def test_streams_do_not_meet() -> None:
     assert one is not other
     ids, others = [1, 5, 9], [1, 200, 17, 4]
     for _ in range(6):
-        ids += one.propose(ids, 3, 1)
-        others += other.propose(others, 4, 1)
+        ids += one.propose(ids, 3, 1).ids
+        others += other.propose(others, 4, 1).ids
     assert ids[3:] == plain_greedy(target, [1, 5, 9], 6)
     assert others[4:] == plain_greedy(target, [1, 200, 17, 4], 6)
 
@@ -99,7 +121,7 @@ def test_padding_of_the_embedding_is_never_proposed() -> None:
     ids = [1, 5, 9]
     for _ in range(8):
         assert raw_choice(target, ids) >= 300
-        (token,) = CausalLmDrafter(target).start().propose(ids, len(ids), 1)
+        (token,) = CausalLmDrafter(target).start().propose(ids, len(ids), 1).ids
         assert token == best_but(target, ids, set())
         ids.append(token)
 
@@ -112,7 +134,7 @@ def test_a_hole_is_never_proposed() -> None:
     target = favouring(tiny_target(), holes, TokenizerBundle(json.dumps(spec)))
     assert list(target.vocabulary.holes) == sorted(holes)
     ids = next([1, first] for first in range(3, 300) if raw_choice(target, [1, first]) in holes)
-    assert CausalLmDrafter(target).start().propose(ids, 2, 1) == [best_but(target, ids, set(holes))]
+    assert CausalLmDrafter(target).start().propose(ids, 2, 1).ids == [best_but(target, ids, set(holes))]
 
 
 @pytest.mark.parametrize(("length", "num_proposed"), [(10, 8), (20, 4), (23, 1), (24, 0), (30, 0)])
@@ -120,7 +142,7 @@ def test_it_stops_at_its_own_context_limit(length: int, num_proposed: int) -> No
     """Its context may be shorter than the target's: then there is nothing more to say."""
     drafter = tiny_target(context_limit=24)
     ids = [1, *range(10, 9 + length)]
-    assert len(CausalLmDrafter(drafter).start().propose(ids, length, 8)) == num_proposed
+    assert len(CausalLmDrafter(drafter).start().propose(ids, length, 8).ids) == num_proposed
 
 
 def test_what_it_says_of_itself() -> None:

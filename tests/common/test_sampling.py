@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from baru_common.errors import InvalidRequest
-from baru_common.sampling import MAX_STOP_IDS, SamplingParams
+from baru_common.sampling import SamplingParams
+from baru_common.sampling.params import MAX_STOP_IDS
 
 
 @pytest.mark.parametrize(
@@ -14,7 +15,8 @@ from baru_common.sampling import MAX_STOP_IDS, SamplingParams
     [
         ("max_tokens", 0),
         ("max_tokens", -1),
-        ("temperature", 0.7),
+        ("temperature", 0.009),
+        ("temperature", 100.1),
         ("temperature", -1.0),
         ("temperature", math.nan),
         ("temperature", math.inf),
@@ -38,6 +40,8 @@ def test_a_wrong_value_is_refused_by_name(param: str, value: Any) -> None:
         ("max_tokens", None),
         ("temperature", 0.0),
         ("temperature", -0.0),
+        ("temperature", 0.01),
+        ("temperature", 100.0),
         ("seed", 0),
         ("seed", (1 << 64) - 1),
         ("stop_ids", tuple(range(MAX_STOP_IDS))),

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import codecs
 from functools import cache
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from baru_common.tokens import TextStream, Tokenizer, TokenizerBundle, Vocabulary
@@ -106,3 +107,64 @@ def test_a_finished_stream_starts_anew() -> None:
     assert stream.finish() == "\ufffd"
     assert [stream.push(i) for i in tokenizer.encode_text("ok")] == ["o", "k"]
     assert stream.finish() == ""
+
+
+# -- stop strings
+
+_PIECES = (b"a", b"b", b"ab", b"aba", b"\xc3", b"\xa9", None, b"<end>")
+_SMALL = Vocabulary(_PIECES, frozenset({7}))
+
+
+def stop_of(pieces: list[bytes], stop_strings: list[str], min_tokens: int) -> tuple[int, str] | None:
+    """Where in the joined pieces a stop string starts, and which: the one that ends first, the longest of several."""
+    text = b"".join(pieces)
+    done = 0
+    for num_ids, piece in enumerate(pieces, start=1):
+        for end in range(done + 1, done + len(piece) + 1):
+            ending = [s for s in stop_strings if text[:end].endswith(s.encode())]
+            if ending and num_ids >= min_tokens:
+                longest = max(ending, key=lambda s: len(s.encode()))
+                return end - len(longest.encode()), longest
+        done += len(piece)
+    return None
+
+
+def shown_of(text: bytes, stop_strings: list[str]) -> str:
+    """What may be shown of an unfinished text: no part of a character, nothing that may begin a stop string."""
+    encoded = [s.encode() for s in stop_strings]
+    starts = [e[:n] for e in encoded for n in range(1, len(e)) if text.endswith(e[:n])]
+    held = max(map(len, starts), default=0)
+    return codecs.getincrementaldecoder("utf-8")(errors="replace").decode(text[: len(text) - held])
+
+
+@given(
+    ids=st.lists(st.integers(0, len(_PIECES) - 1), max_size=12),
+    stop_strings=st.lists(st.text("abé", min_size=1, max_size=4), max_size=3),
+    min_tokens=st.integers(0, 6),
+)
+@example([3], ["aba", "b"], 0)  # one id: the one that ends first counts, not the one that starts first
+@example([2], ["b", "ab"], 0)  # both end together: the longest counts
+@example([4, 0], ["a"], 0)  # half a character before it
+def test_text_ends_before_the_stop_string(ids: list[int], stop_strings: list[str], min_tokens: int) -> None:
+    """Nothing of it is ever shown, nor anything after it; what cannot be part of one is shown at once."""
+    stream = TextStream(_SMALL, stop_strings, min_tokens)
+    pieces = [_SMALL.text_bytes(i) for i in ids]
+    stop = stop_of(pieces, stop_strings, min_tokens)
+    shown = ""
+    for i, token in enumerate(ids):
+        shown += stream.push(token)
+        if stream.stopped_by is None:
+            assert shown == shown_of(b"".join(pieces[: i + 1]), stop_strings)
+    whole = b"".join(pieces)
+    expected = whole if stop is None else whole[: stop[0]]
+    assert shown + stream.finish() == expected.decode(errors="replace")
+    assert stream.stopped_by == (stop and stop[1])
+
+
+def test_what_was_held_back_comes_when_it_can_be_no_stop_string() -> None:
+    """Or at the end, if nothing follows."""
+    stream = TextStream(byte_level().vocabulary, ("abc",))
+    ids = byte_level().encode_text
+    assert [stream.push(i) for i in ids("xabdab")] == ["x", "", "", "abd", "", ""]
+    assert stream.finish() == "ab"
+    assert stream.stopped_by is None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import json
+import random
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,9 +18,15 @@ from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MistralConf
 
 from baru_common.errors import BaruError, CapacityExhausted, ConfigError, EngineFailure, ModelFileError
 from baru_common.model_files import LoadedModel, ModelFiles
+from baru_common.sampling import SamplingContext
+from baru_common.tokens import TokenizerBundle
+from baru_hub.acceptance import Decision
+from baru_hub.engines import Feed
 from baru_hub.engines.transformers import PAGE_SIZE, TransformersEngine
 from baru_hub.ragged_batch import RaggedBatch
-from support.lines import Line
+from baru_hub.session import Block
+from support.lines import Line, ids_of
+from support.sampling import context
 from support.tiny import plain_greedy, tiny_bundle, tiny_target, twin
 
 _POISON = 77
@@ -26,10 +34,10 @@ _POISON = 77
 _PROMPT = [token for token in (3 + i * 11 % 290 for i in range(151)) if token != _POISON][:150]
 
 
-def engine_of(kv_cache_mb: int = 1) -> TransformersEngine:
+def engine_of(kv_cache_mb: int = 1, bundle: TokenizerBundle | None = None) -> TransformersEngine:
     """1 MB holds 32 pages of the tiny target. The weights are this engine's own, so a test may spoil them."""
     target = twin(tiny_target())
-    own = LoadedModel(target.files, copy.deepcopy(target.model), target.bundle, target.dtype)
+    own = LoadedModel(target.files, copy.deepcopy(target.model), bundle or target.bundle, target.dtype)
     return TransformersEngine(own, kv_cache_mb=kv_cache_mb)
 
 
@@ -161,6 +169,94 @@ def spoil(engine: TransformersEngine, *ids: int) -> torch.Tensor:
     return before
 
 
+# -- from logits to ids
+
+_SIZE, _WIDTH = 300, 320  # the last 20 columns are padding
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_INF, _NAN = float("inf"), float("nan")
+
+
+async def decided_for(engine: TransformersEngine, logits: torch.Tensor) -> Decision | BaruError:
+    """What the engine makes of these rows ([num_rows, width]), put in the place of its model's own."""
+
+    def instead(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        whole = torch.zeros(output.shape, dtype=logits.dtype)
+        whole[0, : len(logits)] = logits
+        return whole
+
+    hook = engine._model.lm_head.register_forward_hook(instead)
+    sequence = engine.allocate([5], 40, None).sequence
+    try:
+        (result,) = await engine.verify([Feed(sequence, 0, Block((5,), (6,) * (len(logits) - 1)))])
+    finally:
+        engine.free(sequence)
+        hook.remove()
+    return result
+
+
+@pytest.mark.parametrize("dtype", _DTYPES)
+@pytest.mark.parametrize("value", [9.0, _INF, -_INF, _NAN])
+async def test_what_padding_and_holes_hold_does_not_matter(dtype: torch.dtype, value: float) -> None:
+    """Even infinities and NaN there neither win nor count as a failure; of the real maxima the lowest id is chosen."""
+    spec = json.loads(tiny_bundle().tokenizer_json)
+    spec["model"]["merges"] = [m for m in spec["model"]["merges"] if "".join(m) not in ("et", "te", "ea", "ta")]
+    holes = sorted(spec["model"]["vocab"].pop(token) for token in ("et", "te", "ea", "ta"))
+    engine = engine_of(bundle=TokenizerBundle(json.dumps(spec)))
+    assert list(engine.spec.vocabulary.holes) == holes
+    choose = random.Random(7)
+    for _ in range(8):
+        logits = torch.tensor([[choose.randint(-2, 2) for _ in range(_WIDTH)] for _ in range(5)], dtype=dtype)
+        logits[0, : holes[-1] + 1] = -3  # one maximum only, past the holes
+        logits[0, holes[-1] + 1] = 3
+        logits[:, holes] = value
+        logits[:, _SIZE:] = value
+        rows, allowed = logits.tolist(), [i for i in range(_SIZE) if i not in holes]
+        expected = [min(allowed, key=lambda i, row=row: (-row[i], i)) for row in rows]  # type: ignore[misc]
+        assert ids_of(await decided_for(engine, logits)) == expected
+    await engine.close()
+
+
+@pytest.mark.parametrize("value", [_NAN, _INF])
+@pytest.mark.parametrize("row", [0, 2])
+@pytest.mark.parametrize("dtype", _DTYPES)
+async def test_logits_that_are_not_finite_are_refused(
+    engine: TransformersEngine, value: float, row: int, dtype: torch.dtype
+) -> None:
+    """One such logit in one row of the block is enough."""
+    logits = torch.zeros(3, _WIDTH, dtype=dtype)
+    logits[row, 5] = value
+    result = await decided_for(engine, logits)
+    assert isinstance(result, EngineFailure)
+    assert "not finite" in result.message
+
+
+async def test_a_row_without_any_choice_is_refused(engine: TransformersEngine) -> None:
+    """All ids masked out: no id is made up, also where padding has a value."""
+    logits = torch.full((1, _WIDTH), -_INF)
+    logits[0, _SIZE:] = 1.0
+    result = await decided_for(engine, logits)
+    assert isinstance(result, EngineFailure)
+    assert "not finite" in result.message
+
+
+async def test_masked_ids_beside_a_finite_one_are_fine(engine: TransformersEngine) -> None:
+    """Minus infinity is an ordinary way to say "not this one"."""
+    logits = torch.full((2, _WIDTH), -_INF)
+    logits[0, 1] = logits[1, 299] = -3.0
+    assert ids_of(await decided_for(engine, logits)) == [1, 299]
+
+
+async def test_a_tie_in_the_models_numeric_type_goes_to_the_lowest_id(engine: TransformersEngine) -> None:
+    """The larger one in fp32 stands later; in bf16 both round to one value."""
+    logits = torch.zeros(1, _WIDTH)
+    logits[0, 1], logits[0, 2] = 8.0, 8.001
+    assert ids_of(await decided_for(engine, logits)) == [2]
+    assert ids_of(await decided_for(engine, logits.bfloat16())) == [1]
+
+
+# -- what is not finite
+
+
 @pytest.mark.parametrize("num_prompt", [1, 150])
 async def test_what_is_not_finite_fails_and_is_wiped(engine: TransformersEngine, num_prompt: int) -> None:
     """EngineFailure for that step; its pages, and the spare one, hold zeros before anybody else gets them."""
@@ -200,6 +296,50 @@ async def test_a_poisoned_prompt_harms_nobody_else(
         assert await decode(other, 3) == plain_greedy(tiny_target(), _PROMPT, 3)
 
 
+def sampling_of(kind: str) -> SamplingContext:
+    """Greedy, drawing, or greedy with log-probabilities: each decides in a way of its own."""
+    params: dict[str, Any] = {"greedy": {}, "drawing": {"temperature": 1.0, "seed": 5}, "logprobs": {"logprobs": 2}}
+    return context(70, vocabulary=tiny_target().vocabulary, eos_ids=tiny_target().eos_ids, **params[kind])
+
+
+@pytest.mark.parametrize("poisoned", ["greedy", "drawing"])
+@pytest.mark.parametrize("max_pending", [1000, 40])
+async def test_one_sequence_that_is_not_finite_fails_alone(
+    engine: TransformersEngine, poisoned: str, max_pending: int
+) -> None:
+    """Its neighbours in the batch, before and after it, get the ids they get alone; its pages hold zeros at once."""
+    prompts = [_PROMPT[i : i + 70] for i in (0, 20, 40)]
+    alone = []
+    for kind, prompt in zip(("greedy", "drawing", "logprobs"), prompts, strict=True):
+        line = Line(engine, prompt, 40, None, sampling_of(kind))
+        alone.append(await decode(line, 12))
+        line.free()
+    assert alone[0] == plain_greedy(tiny_target(), prompts[0], 12)
+
+    spoil(engine, _POISON)
+    bad = Line(engine, [*_PROMPT[:30], _POISON, *_PROMPT[31:70]], 40, None, sampling_of(poisoned))
+    good = [
+        Line(engine, prompt, 40, None, sampling_of(kind))
+        for kind, prompt in zip(("greedy", "drawing", "logprobs"), prompts, strict=True)
+    ]
+    feeds = [line.feed(max_pending=max_pending) for line in (good[0], bad, *good[1:])]
+    first, failure, *others = await engine.verify(feeds)
+    assert isinstance(failure, EngineFailure)
+    assert "not finite" in failure.message
+    for layer in engine._cache._pages:
+        for page in pages_of(bad):
+            slots = slice(page * PAGE_SIZE, (page + 1) * PAGE_SIZE)
+            assert not layer.keys[slots].any()
+            assert not layer.values[slots].any()
+        assert layer.keys.isfinite().all()
+        assert layer.values.isfinite().all()
+    for line, result in zip(good, (first, *others), strict=True):
+        line.take(result)
+    bad.free()
+    for line, expected in zip(good, alone, strict=True):
+        assert await decode(line, 12) == expected
+
+
 @pytest.mark.parametrize("num_cancels", [1, 2])
 async def test_a_cancelled_step_ends_only_with_its_thread(
     engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch, num_cancels: int
@@ -208,7 +348,7 @@ async def test_a_cancelled_step_ends_only_with_its_thread(
     entered, may_end = threading.Event(), threading.Event()
     forward = engine._forward
 
-    def slow(batch: RaggedBatch) -> list[list[int]]:
+    def slow(batch: RaggedBatch) -> torch.Tensor:
         entered.set()
         assert may_end.wait(20)
         return forward(batch)

@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baru_common.frames import Draft
+from baru_hub.acceptance import Decision
 from baru_hub.cost_model import CostModel, StepShape
 from baru_hub.mailbox import Mailbox
 from baru_hub.pace import Pace
 from baru_hub.scheduler import GoodputScheduler, Plan
 from baru_hub.session import Session
+from support.sampling import context
 
 _NOW_S, _STEP_S = 1000.0, 0.02
 FREE, DEAR = (_STEP_S, 1e-7, 1e-7, 1e-7), (_STEP_S, 0.05, 1e-7, 1e-7)
@@ -29,9 +31,8 @@ def session_of(name: str = "a", *, num_pending: int = 1, has_drafter: bool = Tru
     session = Session(
         session_id=name,
         epoch=1,
-        num_prompt=num_pending + 9,
         max_length=100_000,
-        stop_ids=frozenset(),
+        sampling=context(num_pending + 9),
         mailbox=Mailbox(100, 64),
         pace=Pace(max_depth),
         has_drafter=has_drafter,
@@ -66,7 +67,7 @@ def draft(session: Session, *ids: int) -> Session:
 def carry_out(plan: Plan) -> None:
     """Do what the loop does: the target decides 7 everywhere."""
     for session, block in plan.blocks:
-        session.take(block, [7] * (len(block.draft) + 1) if block.decides else [])
+        session.take(block, Decision((7,) * (len(block.draft) + 1) if block.decides else ()))
         session.stamp(_NOW_S)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -9,10 +11,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from baru_common.errors import InvalidDraft
 from baru_common.frames import Draft
+from baru_common.sampling import SparseProbs
 from baru_hub.mailbox import Mailbox
 
 _SIZE, _MAX_AHEAD = 3, 6  # few ids, so that chains agree with what is committed by chance
 _IDS = st.lists(st.integers(0, _SIZE - 1), max_size=_MAX_AHEAD)
+
+
+def drawn_from(token: int, mark: int) -> SparseProbs:
+    """A distribution that is only this id, with a weight that tells it from others."""
+    return SparseProbs((token,), struct.pack("<H", 1 + mark % 0x7000))
 
 
 class MailboxAgainstModel(RuleBasedStateMachine):
@@ -24,6 +32,7 @@ class MailboxAgainstModel(RuleBasedStateMachine):
         self.committed = [0, 1, 2]
         self.chain_id = self.base = self.num_drafted = self.num_stale = 0
         self.chain: list[int] = []
+        self.drawn = self.refused = False
         self.nothing_at = -1
 
     # -- the model
@@ -31,11 +40,19 @@ class MailboxAgainstModel(RuleBasedStateMachine):
     @property
     def refuted(self) -> bool:
         overlap = self.committed[self.base : self.base + len(self.chain)]
-        return self.chain_id == 0 or self.chain[: len(overlap)] != overlap
+        return self.refused or self.chain_id == 0 or self.chain[: len(overlap)] != overlap
 
     @property
     def expected(self) -> list[int]:
         return [] if self.refuted else self.chain[len(self.committed) - self.base :]
+
+    @property
+    def expected_probs(self) -> tuple[SparseProbs, ...]:
+        start = len(self.chain) - len(self.expected)
+        return self.probs_of(self.expected, self.chain_id, start) if self.drawn else ()
+
+    def probs_of(self, ids: list[int], chain_id: int, offset: int) -> tuple[SparseProbs, ...]:
+        return tuple(drawn_from(token, 50 * chain_id + offset + i) for i, token in enumerate(ids))
 
     @property
     def room(self) -> int:
@@ -44,7 +61,8 @@ class MailboxAgainstModel(RuleBasedStateMachine):
     def put(self, offset: int, ids: list[int], *, chain_id: int | None = None, base: int | None = None) -> None:
         chain_id = self.chain_id if chain_id is None else chain_id
         base = self.base if base is None else base
-        self.mailbox.put(Draft(1, chain_id, base, offset, tuple(ids)), len(self.committed))
+        probs = self.probs_of(ids, chain_id, offset) if self.drawn else ()
+        self.mailbox.put(Draft(1, chain_id, base, offset, tuple(ids), probs), len(self.committed))
 
     # -- what a node may do
 
@@ -52,9 +70,10 @@ class MailboxAgainstModel(RuleBasedStateMachine):
     def look_at_nothing(self) -> None:
         assert list(self.mailbox.usable(self.committed)) == []
 
-    @rule(back=st.integers(0, 3), skip=st.integers(1, 3), ids=_IDS, right=st.integers(0, 3))
-    def start_a_chain(self, back: int, skip: int, ids: list[int], right: int) -> None:
-        """From a committed length of now or before; its first ids may be the right ones."""
+    @rule(back=st.integers(0, 3), skip=st.integers(1, 3), ids=_IDS, right=st.integers(0, 3), drawn=st.booleans())
+    def start_a_chain(self, back: int, skip: int, ids: list[int], right: int, drawn: bool) -> None:
+        """From a committed length of now or before; its first ids may be the right ones. Picked, or drawn."""
+        self.drawn, self.refused = drawn, False
         self.base = len(self.committed) - back
         self.chain = [*self.committed[self.base : self.base + right], *ids][: back + _MAX_AHEAD]
         self.chain_id += skip
@@ -99,6 +118,15 @@ class MailboxAgainstModel(RuleBasedStateMachine):
         with pytest.raises(InvalidDraft, match="gap"):
             self.put(len(self.chain) + 1, ids)
 
+    @precondition(lambda self: self.expected and self.room > 0)
+    @rule()
+    def go_on_drawing_what_was_picked(self) -> None:
+        """Or the other way round: a chain is of one kind."""
+        self.drawn = not self.drawn
+        with pytest.raises(InvalidDraft, match="some of its ids only"):
+            self.put(len(self.chain), [0])
+        self.drawn = not self.drawn
+
     @rule(offset=st.integers(1, 3))
     def start_a_chain_in_its_middle(self, offset: int) -> None:
         with pytest.raises(InvalidDraft, match="must start at 0"):
@@ -136,14 +164,22 @@ class MailboxAgainstModel(RuleBasedStateMachine):
         self.committed += [*self.expected[:follow], *tokens]
         assert list(self.mailbox.usable(self.committed)) == self.expected
 
+    @rule()
+    def refuse_the_chain(self) -> None:
+        """Rejection sampling refused one of its ids: what comes after it is of no use, even if it looks right."""
+        self.mailbox.refute()
+        self.refused = True
+
     @invariant()
     def agrees(self) -> None:
         """After each move, and however often one looks."""
         for _ in range(2):
             assert list(self.mailbox.usable(self.committed)) == self.expected
+            for num_ids in range(len(self.expected) + 1):
+                assert self.mailbox.draft_probs(num_ids) == self.expected_probs[:num_ids]
             said_nothing = self.nothing_at >= len(self.committed)
             assert self.mailbox.answered(self.committed) == (bool(self.expected) or said_nothing)
-        assert len(self.mailbox._tail) <= _MAX_AHEAD
+        assert max(len(self.mailbox._tail), len(self.mailbox._probs)) <= _MAX_AHEAD
         assert (self.mailbox.num_drafted, self.mailbox.num_stale_frames) == (self.num_drafted, self.num_stale)
 
 
@@ -160,6 +196,29 @@ def test_a_frame_that_is_refused_changes_nothing() -> None:
             mailbox.put(wrong, 2)
         assert list(mailbox.usable([0, 1])) == [5, 6]
         assert (mailbox.chain_id, mailbox.num_drafted, mailbox.num_stale_frames) == (1, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("ids", "probs", "words"),
+    [
+        ((7, 8), (drawn_from(7, 0),), "1 draft_probs came for 2"),
+        ((7,), (drawn_from(7, 0), drawn_from(8, 0)), "2 draft_probs came for 1"),
+        ((), (drawn_from(7, 0),), "1 draft_probs came for 0"),
+        ((7,), (drawn_from(8, 0),), "draft id 7 has no probability"),
+        ((7,), (SparseProbs.of([(7, 0.5), (10, 0.5)]),), "10 is outside the vocabulary"),
+        ((7,), (), "some of its ids only"),
+    ],
+)
+def test_distributions_that_do_not_fit_the_ids_are_refused(
+    ids: tuple[int, ...], probs: tuple[SparseProbs, ...], words: str
+) -> None:
+    """And change nothing: not one for each id, one without its id, one with an id that does not exist, none at all."""
+    mailbox, known = Mailbox(10, 4), (drawn_from(5, 0), drawn_from(6, 1))
+    mailbox.put(Draft(1, 1, 2, 0, (5, 6), known), 2)
+    with pytest.raises(InvalidDraft, match=words):
+        mailbox.put(Draft(1, 1, 2, 2, ids, probs), 2)
+    assert list(mailbox.usable([0, 1])) == [5, 6]
+    assert mailbox.draft_probs(2) == known
 
 
 def test_a_chain_that_was_overtaken_is_of_use_past_that_part() -> None:

@@ -18,7 +18,7 @@ from baru_common.errors import (
     VocabularyMismatch,
 )
 from baru_common.frames import PROTOCOL_REVISION, DrafterInfo, Limits, Open
-from baru_common.sampling import SamplingParams
+from baru_common.sampling import Grammar, SamplingParams
 from baru_common.tokens import Tokenizer
 from baru_hub.engines import EngineSpec
 from baru_hub.verifier import check_open
@@ -47,6 +47,10 @@ _OPEN = Open((5, 6, 7), SamplingParams(max_tokens=6), _SPEC.fingerprint, _BUNDLE
         ({"prompt_ids": (1, _SIZE, 2)}, InvalidRequest),
         ({"prompt_ids": ((1 << 32) - 1,)}, InvalidRequest),
         ({"params": SamplingParams(stop_ids=(3, _SIZE))}, InvalidRequest),
+        ({"params": SamplingParams(banned_ids=(3, _SIZE))}, InvalidRequest),
+        ({"params": SamplingParams(allowed_ids=(_SIZE, 3))}, InvalidRequest),
+        ({"params": SamplingParams(forced_ids=(3, _SIZE))}, InvalidRequest),
+        ({"params": SamplingParams(logit_bias={3: 1.0, _SIZE: 1.0})}, InvalidRequest),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(changes: dict[str, Any], error: type[BaruError]) -> None:
@@ -66,6 +70,11 @@ def test_what_does_not_fit_is_refused_by_name(changes: dict[str, Any], error: ty
         {"drafter": DrafterInfo("ngram")},
         {"drafter": DrafterInfo("mine", _VOCABULARY.digest)},
         {"params": SamplingParams(stop_ids=(0, _SIZE - 1))},
+        {"params": SamplingParams(banned_ids=(0, _SIZE - 1))},
+        {"params": SamplingParams(allowed_ids=(0, _SIZE - 1))},
+        {"params": SamplingParams(forced_ids=(0, _SIZE - 1))},
+        {"params": SamplingParams(logit_bias={0: 1.0, _SIZE - 1: 1.0})},
+        {"params": SamplingParams(temperature=0.7)},
     ],
 )
 def test_what_fits_is_admitted(changes: dict[str, Any]) -> None:
@@ -79,3 +88,35 @@ def test_a_prompt_leaves_room_for_one_id() -> None:
     check_open(replace(_OPEN, prompt_ids=(1,) * 63), _SPEC, wide)
     with pytest.raises(PromptTooLong, match="at most 63"):
         check_open(replace(_OPEN, prompt_ids=(1,) * 64), _SPEC, wide)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0.5},
+        {"repetition_penalty": 1.1},
+        {"presence_penalty": 0.5},
+        {"frequency_penalty": 0.5},
+        {"logit_bias": {5: 1.0}},
+        {"banned_ids": (5,)},
+        {"allowed_ids": (5,)},
+        {"forced_ids": (5,)},
+        {"min_tokens": 1},
+        {"logprobs": 0},
+        {"grammar": Grammar.regex("a*")},
+    ],
+)
+def test_an_engine_without_logits_refuses_what_needs_them(params: dict[str, Any]) -> None:
+    """Rather than pass over it; with what it does serve."""
+    with pytest.raises(InvalidRequest, match="mock engine decides by script") as refused:
+        check_open(replace(_OPEN, params=SamplingParams(**params)), replace(_SPEC, samples=False), _LIMITS)
+    assert refused.value.hint
+    check_open(replace(_OPEN, params=SamplingParams(**params)), _SPEC, _LIMITS)
+
+
+@pytest.mark.parametrize(
+    "params", [{}, {"max_tokens": 3}, {"stop_ids": (5,)}, {"stop_strings": ("x",)}, {"ignore_eos": True}, {"seed": 3}]
+)
+def test_an_engine_without_logits_serves_what_needs_none(params: dict[str, Any]) -> None:
+    """Where the output ends is found from ids and text alone."""
+    check_open(replace(_OPEN, params=SamplingParams(**params)), replace(_SPEC, samples=False), _LIMITS)

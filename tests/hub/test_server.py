@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from baru_common.errors import BaruError, ConfigError, HubUnavailable
 from baru_common.frames import PROTOCOL_REVISION
 from baru_common.sampling import SamplingParams
+from baru_hub.acceptance import Decision
 from baru_hub.engines.transformers import TransformersEngine
 from baru_hub.ragged_batch import RaggedBatch
 from baru_hub.server import SERVICE, Hub, running_hub
@@ -36,10 +37,10 @@ class GatedEngine(TransformersEngine):
         super().__init__(twin(_TARGET), kv_cache_mb=64)
         self.entered, self.may_run = threading.Event(), threading.Event()
 
-    def _run(self, batch: RaggedBatch, private: list[int]) -> list[list[int]]:
+    def _run(self, batch: RaggedBatch, work: list[Any]) -> list[Decision | BaruError]:
         self.entered.set()
         assert self.may_run.wait(_WAIT_S)
-        return super()._run(batch, private)
+        return super()._run(batch, work)
 
 
 async def run(address: str, max_tokens: int = 8) -> Finish:

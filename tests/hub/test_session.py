@@ -5,28 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baru_common.frames import Draft, FinishReason, Verdict
+from baru_common.errors import InvalidRequest
+from baru_common.frames import Draft, FinishReason, TokenLogprobs, Verdict
+from baru_common.sampling import NO_ID, SparseProbs
+from baru_hub.acceptance import Decision
 from baru_hub.mailbox import Mailbox
 from baru_hub.session import Block, Session
+from support.sampling import context
 
 _SIZE, _MAX_AHEAD = 50, 8
 _NOWHERE = 49  # an id that the target below never says
 
 
 def session_of(
-    prompt: Sequence[int], max_length: int, stop_ids: Sequence[int] = (), max_ahead: int = _MAX_AHEAD
+    prompt: Sequence[int], max_length: int, stop_ids: Sequence[int] = (), max_ahead: int = _MAX_AHEAD, **params: Any
 ) -> Session:
     return Session(
         session_id="s",
         epoch=1,
-        num_prompt=len(prompt),
         max_length=max_length,
-        stop_ids=frozenset(stop_ids),
+        sampling=context(len(prompt), stop_ids=tuple(stop_ids), **params),
         mailbox=Mailbox(_SIZE, max_ahead),
         has_drafter=True,
         committed=list(prompt),
@@ -71,7 +75,7 @@ class Run:
         assert block.decides == (session.num_cached + len(block.pending) == len(committed))
         self.cache = [*self.cache[: session.num_cached], *block.pending, *block.draft]
         rows = range(len(committed), len(committed) + len(block.draft) + 1) if block.decides else ()
-        verdict = session.take(block, [own(i) for i in rows])
+        verdict = session.take(block, Decision(tuple(own(i) for i in rows)))
         assert (verdict is not None) == block.decides
         self.check_ranges(committed, verdict)
         return block
@@ -159,7 +163,7 @@ def test_no_draft_takes_the_last_place(room: int) -> None:
     session.mailbox.put(Draft(1, 1, 1, 0, tuple(own(1 + i) for i in range(_MAX_AHEAD))), 1)
     block = session.next_block(_MAX_AHEAD, 1)
     assert len(block.draft) == min(_MAX_AHEAD, room - 1)
-    verdict = session.take(block, [own(1 + i) for i in range(len(block.draft) + 1)])
+    verdict = session.take(block, Decision(tuple(own(1 + i) for i in range(len(block.draft) + 1))))
     assert verdict is not None
     assert verdict.num_accepted == verdict.num_verified == len(block.draft)
     assert session.finish is (FinishReason.LENGTH if room <= _MAX_AHEAD + 1 else None)
@@ -171,7 +175,7 @@ def test_a_verdict_names_the_chain_that_was_checked() -> None:
     session.mailbox.put(Draft(1, 1, 2, 0, (own(2), own(3))), 2)
     block = session.next_block(8, 8)
     session.mailbox.put(Draft(1, 2, 2, 0, (_NOWHERE,)), 2)
-    verdict = session.take(block, [own(2), own(3), own(4)])
+    verdict = session.take(block, Decision((own(2), own(3), own(4))))
     assert verdict is not None
     assert (verdict.chain_id, verdict.num_verified, verdict.num_accepted) == (1, 2, 2)
 
@@ -180,6 +184,105 @@ def test_a_verdict_without_a_draft_names_no_chain() -> None:
     """Zero, as the contract says."""
     session = session_of([1, 2], 40)
     session.mailbox.put(Draft(1, 3, 2, 0, ()), 2)
-    verdict = session.take(session.next_block(8, 8), [own(2)])
+    verdict = session.take(session.next_block(8, 8), Decision((own(2),)))
     assert verdict is not None
     assert (verdict.chain_id, verdict.num_verified) == (0, 0)
+
+
+# -- what a request asks for
+
+
+def test_what_was_refused_is_not_offered_again() -> None:
+    """Rejection sampling may refuse a draft id and draw the same one itself: the chain looks right, and is void."""
+    session = session_of([1, 2], 40)
+    session.mailbox.put(Draft(1, 1, 2, 0, (5, 6, 7)), 2)
+    verdict = session.take(session.next_block(2, 8), Decision((5, 6), num_accepted=1))
+    assert verdict is not None
+    assert (verdict.num_verified, verdict.num_accepted, verdict.token_ids) == (2, 1, (5, 6))
+    assert session.next_block(8, 8).draft == ()
+    session.mailbox.put(Draft(1, 1, 2, 3, (8,)), 4)  # the node does not know yet
+    assert session.next_block(8, 8).draft == ()
+    session.mailbox.put(Draft(1, 2, 4, 0, (9,)), 4)
+    assert session.next_block(8, 8).draft == (9,)
+
+
+def test_what_was_accepted_goes_on() -> None:
+    """A chain longer than the block that was checked is of use past it."""
+    session = session_of([1, 2], 40)
+    session.mailbox.put(Draft(1, 1, 2, 0, (5, 6, 7)), 2)
+    session.take(session.next_block(1, 8), Decision((5, 6), num_accepted=1))
+    assert session.next_block(8, 8).draft == (7,)
+
+
+@pytest.mark.parametrize("max_draft", range(4))
+def test_a_block_carries_what_its_ids_were_drawn_from(max_draft: int) -> None:
+    """One distribution for each id of the block, also past the part that was overtaken."""
+    probs = tuple(SparseProbs.of([(token, 0.5), (9, 0.5)]) for token in (5, 6, 7, 8))
+    session = session_of([1, 2], 40)
+    session.mailbox.put(Draft(1, 1, 2, 0, (5, 6, 7, 8), probs), 2)
+    session.take(Block((1, 2)), Decision((5,)))  # decided before the draft came
+    block = session.next_block(max_draft, 8)
+    assert (block.draft, block.draft_probs) == ((6, 7, 8)[:max_draft], probs[1:][:max_draft])
+
+
+def test_log_probabilities_are_those_of_the_emitted_ids() -> None:
+    """However many ids of the block were decided."""
+    logprobs = tuple(TokenLogprobs(-float(i), ((i, -0.5),)) for i in range(4))
+    for stop_ids, num_emitted in (((), 3), ((5,), 1), ((6,), 2)):
+        session = session_of([1, 2], 40, stop_ids, logprobs=1)
+        session.mailbox.put(Draft(1, 1, 2, 0, (5, 6, 9)), 2)
+        verdict = session.take(session.next_block(8, 8), Decision((5, 6, 7, 8), logprobs=logprobs))
+        assert verdict is not None
+        assert len(verdict.token_ids) == num_emitted
+        assert verdict.logprobs == logprobs[:num_emitted]
+
+
+@pytest.mark.parametrize("max_draft", range(6))
+@pytest.mark.parametrize(
+    ("params", "num_emitted"),
+    [
+        ({"stop_strings": ("%&",)}, 5),
+        ({"stop_strings": ("%&", "$%")}, 4),
+        ({"stop_strings": ('!"#$%&',)}, 8),  # the first of them are of the prompt
+        ({"stop_strings": ("#",)}, 2),
+        ({"stop_strings": ("#",), "min_tokens": 2}, 2),
+        ({"stop_strings": ("#",), "min_tokens": 3}, 8),
+        ({"stop_strings": ("#", "&"), "min_tokens": 3}, 5),
+        ({"stop_strings": ("%&",), "stop_ids": (3,)}, 3),
+    ],
+)
+def test_a_stop_string_ends_the_output(params: dict[str, Any], num_emitted: int, max_draft: int) -> None:
+    """With the id that completes it, wherever the steps are cut; what the prompt says is no part of it."""
+    session = session_of([0], 9, **params)  # ids 0, 1, 2, ... are ! " # $ % & ' (
+    output: list[int] = []
+    while session.finish is None:
+        base = len(session.committed)
+        session.mailbox.put(Draft(1, base, base, 0, tuple(range(base, base + 5))), base)
+        block = session.next_block(max_draft, 8)
+        verdict = session.take(block, Decision(tuple(range(base, base + len(block.draft) + 1))))
+        assert verdict is not None
+        output += verdict.token_ids
+    assert output == list(range(1, 1 + num_emitted))
+    assert session.finish is (FinishReason.STOP if num_emitted < 8 else FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("num_accepted", [0, 1, 2])
+def test_where_no_id_is_left_the_request_is_to_blame(num_accepted: int) -> None:
+    """InvalidRequest says at which output position; nothing is committed."""
+    session = session_of([1, 2], 40)
+    session.take(session.next_block(8, 8), Decision((4,)))
+    session.mailbox.put(Draft(1, 1, 3, 0, (5, 6)), 3)
+    decided = (5, 6, 7)[:num_accepted] + (NO_ID,) * (3 - num_accepted)
+    with pytest.raises(InvalidRequest, match=f"no id to choose at output position {1 + num_accepted}"):
+        session.take(session.next_block(8, 8), Decision(decided))
+    assert (session.committed, session.num_steps) == ([1, 2, 4], 1)
+
+
+def test_where_no_id_is_left_past_the_end_nobody_is_to_blame() -> None:
+    """The output ended before: at a stop id, or because there is room for no more."""
+    for session in (session_of([1, 2], 40, (5,)), session_of([1, 2], 3), session_of([1, 2], 40, stop_strings=("&",))):
+        session.mailbox.put(Draft(1, 1, 2, 0, (5,)), 2)
+        block = Block((1, 2), (5,), chain_id=1)
+        verdict = session.take(block, Decision((5, NO_ID)))
+        assert verdict is not None
+        assert verdict.token_ids == (5,)

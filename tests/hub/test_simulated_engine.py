@@ -16,6 +16,7 @@ from baru_hub.engines import Feed
 from baru_hub.engines.simulated import DeviceProfile, SimulatedEngine, devices
 from baru_hub.session import Block
 from support.hubs import generate, hub_of
+from support.lines import ids_of
 from support.lockstep import Lockstep
 
 _PROFILES = sorted(devices()["targets"])
@@ -78,7 +79,7 @@ async def test_what_is_decided_is_the_script() -> None:
         Feed(3, 40, Block((9,))),
     ]
     decided = await engine.verify(feeds)
-    assert decided == [[scripted_id(p) for p in (7, 8, 9, 10)], [], [scripted_id(41)]]
+    assert list(map(ids_of, decided)) == [[scripted_id(p) for p in (7, 8, 9, 10)], [], [scripted_id(41)]]
     assert clock.slept_s == [DeviceProfile.load("thor-qwen3-8b-int4").step_s(StepShape(22, 3, 0))]
 
 
@@ -98,7 +99,7 @@ def test_a_simulated_drafter_is_right_as_often_as_asked(acceptance: float) -> No
     right = [a == scripted_id(p) for p, a in enumerate(drafter.draft(0, 5000))]
     assert sum(right) / 5000 == pytest.approx(acceptance, abs=0.02)
     assert right == [not is_hard(p, acceptance) for p in range(5000)]
-    assert drafter.propose([0] * 30, 20, 8) == drafter.draft(30, 8) == drafter.draft(25, 13)[5:]
+    assert drafter.propose([0] * 30, 20, 8).ids == drafter.draft(30, 8) == drafter.draft(25, 13)[5:]
     other = SimulatedDrafter(acceptance, seed=1).draft(0, 5000)
     assert (other == drafter.draft(0, 5000)) == (acceptance in (0.0, 1.0))
     pairs = sum(a and b for a, b in pairwise(right)) / 4999

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from baru_common.errors import EngineFailure, HubUnavailable, InvalidRequest
+from baru_common.errors import BaruError, EngineFailure, HubUnavailable, InvalidRequest
 from baru_common.frames import Draft, DrafterInfo, Finished, FinishReason, HubFrame, Limits, Open, Opened, Verdict
-from baru_common.sampling import SamplingParams
+from baru_common.sampling import NO_ID, SamplingContext, SamplingParams
 from baru_common.tokens import Tokenizer
+from baru_hub.acceptance import Decision
 from baru_hub.cost_model import CostModel
 from baru_hub.engines import Allocation, EngineSpec, Feed
 from baru_hub.scheduler import GoodputScheduler, Plan
@@ -32,6 +33,7 @@ _BUNDLE = tiny_bundle()
 SPEC = EngineSpec("mock", "mock-target", b"f" * 32, _BUNDLE, Tokenizer(_BUNDLE).vocabulary, (_EOS,), _CONTEXT)
 LIMITS = Limits(max_sessions=4, max_prompt_tokens=40, max_draft_ahead=8, max_message_bytes=1 << 20)
 DRAFTS = DrafterInfo("test")
+Results = list[Decision | BaruError]
 
 
 def own(position: int) -> int:
@@ -47,8 +49,10 @@ class MockEngine:
     taken: dict[int, int] = field(default_factory=dict)
     """Sequence -> its max_length, while allocated."""
     num_allocated: int = 0
+    sampling: list[SamplingContext] = field(default_factory=list)
+    """What each sequence was allocated with."""
     batches: list[tuple[int, ...]] = field(default_factory=list)
-    spoil: Callable[[Sequence[Feed], list[list[int]]], list[list[int]]] = lambda _, decided: decided
+    spoil: Callable[[Sequence[Feed], Results], Results] = lambda _, decided: decided
     """Sees each step's feeds and result last; may raise, or change the result."""
     may_run: threading.Event = field(default_factory=threading.Event)
     entered: threading.Event = field(default_factory=threading.Event)
@@ -57,10 +61,18 @@ class MockEngine:
     def __post_init__(self) -> None:
         self.may_run.set()
 
-    def allocate(self, prompt_ids: Sequence[int], max_length: int, identity: str | None) -> Allocation:
+    def allocate(
+        self,
+        prompt_ids: Sequence[int],
+        max_length: int,
+        identity: str | None,
+        sampling: SamplingContext | None = None,
+    ) -> Allocation:
         handle = next(self._handles)
         self.taken[handle] = max_length
         self.num_allocated += 1
+        assert sampling is not None
+        self.sampling.append(sampling)
         return Allocation(handle, 0)
 
     async def calibrate(self) -> CostModel:
@@ -73,18 +85,19 @@ class MockEngine:
         assert self.may_run.is_set(), "freed under a running step"
         del self.taken[sequence]
 
-    async def verify(self, feeds: Sequence[Feed]) -> list[list[int]]:
+    async def verify(self, feeds: Sequence[Feed]) -> Results:
         return await asyncio.to_thread(self._verify, feeds)
 
-    def _verify(self, feeds: Sequence[Feed]) -> list[list[int]]:
+    def _verify(self, feeds: Sequence[Feed]) -> Results:
         self.batches.append(tuple(feed.sequence for feed in feeds))
         self.entered.set()
         assert self.may_run.wait(_WAIT_S)
-        decided = []
+        decided: Results = []
         for feed in feeds:
             end = feed.num_cached + len(feed.block.pending)
             assert end + len(feed.block.draft) <= self.taken[feed.sequence]
-            decided.append([own(end + i) for i in range(len(feed.block.draft) + 1)] if feed.block.decides else [])
+            num_deciding = len(feed.block.draft) + 1 if feed.block.decides else 0
+            decided.append(Decision(tuple(own(end + i) for i in range(num_deciding))))
         return self.spoil(feeds, decided)
 
 
@@ -137,7 +150,7 @@ async def until(holds: Callable[[], bool]) -> None:
 async def test_a_session_is_opened_verdicts_and_finished() -> None:
     """In this order, with the ids of the target and usage that counts them."""
     async with verifier_of(MockEngine()) as verifier:
-        opened, *verdicts, finished = await frames_of(verifier.open(a_request()))
+        opened, *verdicts, finished = await frames_of(await verifier.open(a_request()))
     assert isinstance(opened, Opened)
     assert (opened.num_committed, opened.max_draft_ahead) == (3, 0)  # no drafter: told not to draft
     assert 16 <= len(opened.session_id) <= 64
@@ -151,14 +164,14 @@ async def test_without_max_tokens_the_context_is_filled(num_prompt: int) -> None
     """And never overfilled; prompts of every length in pieces give the same continuation."""
     async with verifier_of(MockEngine()) as verifier:
         request = a_request(prompt_ids=(5,) * num_prompt, params=SamplingParams(ignore_eos=True))
-        assert await ids_of(verifier.open(request)) == [own(i) for i in range(num_prompt, _CONTEXT)]
+        assert await ids_of(await verifier.open(request)) == [own(i) for i in range(num_prompt, _CONTEXT)]
 
 
 @pytest.mark.parametrize(("stop_ids", "last"), [((), 30), ((own(20),), 20), ((own(29), own(25)), 25)])
 async def test_stop_ids_and_eos_end_a_session(stop_ids: tuple[int, ...], last: int) -> None:
     """Whichever comes first; it is the last id."""
     async with verifier_of(MockEngine()) as verifier:
-        live = verifier.open(a_request(params=SamplingParams(stop_ids=stop_ids)))
+        live = await verifier.open(a_request(params=SamplingParams(stop_ids=stop_ids)))
         assert await ids_of(live) == [own(i) for i in range(3, last + 1)]
         assert live.state.finish is FinishReason.STOP
 
@@ -168,7 +181,7 @@ async def test_drafts_are_checked_and_never_change_the_output() -> None:
     engine = MockEngine()
     engine.may_run.clear()
     async with verifier_of(engine) as verifier:
-        live = verifier.open(a_request(drafter=DRAFTS))
+        live = await verifier.open(a_request(drafter=DRAFTS))
         live.draft(Draft(0, 9, 3, 0, (99,)))
         live.draft(Draft(1, 1, 3, 0, (own(3), own(4), 99)))
         engine.may_run.set()
@@ -180,38 +193,56 @@ async def test_drafts_are_checked_and_never_change_the_output() -> None:
     assert usage.num_drafted == usage.num_accepted + usage.num_rejected + usage.num_discarded
 
 
+async def test_the_engine_is_told_how_to_choose_and_usage_with_which_seed() -> None:
+    """One and the same, drawn for the request where it has none; none at all where nothing is drawn."""
+    engine = MockEngine()
+    asked = [SamplingParams(temperature=1, seed=7), SamplingParams(temperature=1), SamplingParams(temperature=1)]
+    async with verifier_of(engine) as verifier:
+        used = []
+        for params in (*asked, SamplingParams(), SamplingParams(seed=7)):
+            *_, finished = await frames_of(await verifier.open(a_request(params=params)))
+            assert isinstance(finished, Finished)
+            used.append(finished.usage.seed)
+    assert [sampling.params.seed for sampling in engine.sampling] == [*used[:3], None, 7]
+    assert (used[0], used[3:]) == (7, [None, None])
+    assert used[1] != used[2]
+    assert all(seed is not None and 0 <= seed < 1 << 64 for seed in used[:3])
+    assert {sampling.num_prompt for sampling in engine.sampling} == {3}
+    assert {sampling.eos_ids for sampling in engine.sampling} == {(_EOS,)}
+
+
 # -- who pays for a failure
 
 
-def _raise_baru(feeds: Sequence[Feed], decided: list[list[int]]) -> list[list[int]]:
+def _raise_baru(feeds: Sequence[Feed], decided: Results) -> Results:
     raise EngineFailure("the mock's memory is gone")
 
 
-def _raise_other(feeds: Sequence[Feed], decided: list[list[int]]) -> list[list[int]]:
+def _raise_other(feeds: Sequence[Feed], decided: Results) -> Results:
     raise ZeroDivisionError
 
 
-def _an_id_too_few(feeds: Sequence[Feed], decided: list[list[int]]) -> list[list[int]]:
-    return [[] for _ in decided]
+def _an_id_too_few(feeds: Sequence[Feed], decided: Results) -> Results:
+    return [Decision() for _ in decided]
 
 
-def _an_id_too_many(feeds: Sequence[Feed], decided: list[list[int]]) -> list[list[int]]:
-    return [[*ids, 1, 1] for ids in decided]
+def _an_id_too_many(feeds: Sequence[Feed], decided: Results) -> Results:
+    return [Decision((*result.ids, 1, 1)) for result in decided if isinstance(result, Decision)]
 
 
-def _a_result_too_few(feeds: Sequence[Feed], decided: list[list[int]]) -> list[list[int]]:
+def _a_result_too_few(feeds: Sequence[Feed], decided: Results) -> Results:
     return decided[1:]
 
 
 @pytest.mark.parametrize("failure", [_raise_baru, _raise_other, _an_id_too_few, _an_id_too_many, _a_result_too_few])
 async def test_a_failing_step_ends_only_its_own_sessions(
-    failure: Callable[[Sequence[Feed], list[list[int]]], list[list[int]]],
+    failure: Callable[[Sequence[Feed], Results], Results],
 ) -> None:
     """Those in the step get EngineFailure; the others end well, and so does whoever comes later."""
     engine = MockEngine()
     failed: list[tuple[int, ...]] = []
 
-    def fail_once(feeds: Sequence[Feed], decided: list[list[int]]) -> list[list[int]]:
+    def fail_once(feeds: Sequence[Feed], decided: Results) -> Results:
         if failed or len(engine.batches) < 4:
             return decided
         failed.append(tuple(feed.sequence for feed in feeds))
@@ -219,14 +250,50 @@ async def test_a_failing_step_ends_only_its_own_sessions(
 
     engine.spoil = fail_once
     async with verifier_of(engine) as verifier:
-        lives = [verifier.open(a_request()) for _ in range(3)]
+        lives = [await verifier.open(a_request()) for _ in range(3)]
         results = await asyncio.gather(*map(ids_of, lives), return_exceptions=True)
         for live, result in zip(lives, results, strict=True):
             if live.sequence in failed[0]:
                 assert isinstance(result, EngineFailure)
             else:
                 assert result == [own(i) for i in range(3, 9)]
-        assert await ids_of(verifier.open(a_request())) == [own(i) for i in range(3, 9)]
+        assert await ids_of(await verifier.open(a_request())) == [own(i) for i in range(3, 9)]
+
+
+@pytest.mark.parametrize(
+    ("result", "error"),
+    [
+        (EngineFailure("its numbers are not finite"), EngineFailure),
+        (InvalidRequest("it cannot go on"), InvalidRequest),
+        (Decision(), EngineFailure),
+        (Decision((5, 6, 7)), EngineFailure),
+        (Decision((5,), num_accepted=1), EngineFailure),
+        (Decision((NO_ID,)), InvalidRequest),
+    ],
+)
+async def test_a_result_that_is_wrong_ends_only_its_own_session(
+    result: Decision | BaruError, error: type[BaruError]
+) -> None:
+    """The others of the same step go on as if nothing had happened."""
+    engine = MockEngine()
+    spoilt: list[int] = []
+
+    def spoil_once(feeds: Sequence[Feed], decided: Results) -> Results:
+        if spoilt or len(feeds) < 3:
+            return decided
+        spoilt.append(feeds[1].sequence)
+        return [decided[0], result, *decided[2:]]
+
+    engine.spoil = spoil_once
+    async with verifier_of(engine) as verifier:
+        lives = [await verifier.open(a_request()) for _ in range(3)]
+        results = await asyncio.gather(*map(ids_of, lives), return_exceptions=True)
+    assert len(spoilt) == 1
+    for live, ids in zip(lives, results, strict=True):
+        if live.sequence in spoilt:
+            assert type(ids) is error
+        else:
+            assert ids == [own(i) for i in range(3, 9)]
 
 
 # -- what is freed when
@@ -237,7 +304,7 @@ async def test_closing_during_a_step_frees_the_sequence_only_after_it() -> None:
     engine = MockEngine()
     engine.may_run.clear()
     async with verifier_of(engine) as verifier:
-        live = verifier.open(a_request())
+        live = await verifier.open(a_request())
         await until(engine.entered.is_set)
         live.close()
         await asyncio.sleep(0.05)
@@ -252,7 +319,7 @@ async def test_stopping_the_hub_during_a_step_waits_for_it() -> None:
     engine = MockEngine()
     engine.may_run.clear()
     async with verifier_of(engine) as verifier:
-        live = verifier.open(a_request())
+        live = await verifier.open(a_request())
         await until(engine.entered.is_set)
         threading.Timer(0.05, engine.may_run.set).start()
     with pytest.raises(HubUnavailable, match="stopping"):
@@ -263,7 +330,7 @@ async def test_stopping_the_hub_while_it_waits_for_a_draft_ends_the_wait() -> No
     """A session that fails wakes the loop in the moment in which the loop is cancelled: both must count."""
     verifier = Verifier(MockEngine(), NeverYet(), LIMITS)
     await verifier.__aenter__()
-    live = verifier.open(a_request(drafter=DRAFTS))
+    live = await verifier.open(a_request(drafter=DRAFTS))
     await asyncio.sleep(0.05)
     await asyncio.wait_for(verifier.__aexit__(None, None, None), _WAIT_S)
     with pytest.raises(HubUnavailable):
@@ -275,7 +342,7 @@ async def test_a_cancelled_session_ends_with_what_it_has() -> None:
     engine = MockEngine()
     engine.may_run.clear()
     async with verifier_of(engine) as verifier:
-        live = verifier.open(a_request())
+        live = await verifier.open(a_request())
         await until(engine.entered.is_set)
         live.finish(FinishReason.CANCELLED)
         live.finish(FinishReason.CANCELLED)  # a second time does nothing
@@ -292,7 +359,7 @@ async def test_every_allocation_is_freed_whatever_the_end() -> None:
     engine = MockEngine()
     async with verifier_of(engine) as verifier:
         for _ in range(5):
-            ended, cancelled, closed, failing = (verifier.open(a_request(drafter=DRAFTS)) for _ in range(4))
+            ended, cancelled, closed, failing = [await verifier.open(a_request(drafter=DRAFTS)) for _ in range(4)]
             cancelled.finish(FinishReason.CANCELLED)
             closed.close()
             failing.fail(InvalidRequest("a mistake"))
@@ -324,5 +391,5 @@ async def test_a_fault_of_the_loop_leaves_nobody_waiting() -> None:
     """Its sessions end with an error, and the next one is served."""
     async with Verifier(MockEngine(), BrokenOnce(), LIMITS) as verifier:
         with pytest.raises(EngineFailure, match="the hub failed"):
-            await frames_of(verifier.open(a_request()))
-        assert len(await ids_of(verifier.open(a_request()))) == 6
+            await frames_of(await verifier.open(a_request()))
+        assert len(await ids_of(await verifier.open(a_request()))) == 6

@@ -28,7 +28,7 @@ async def gaps_beside_a_long_prompt() -> tuple[list[float], float]:
 
         async def listen(prompt: tuple[int, ...], num_tokens: int) -> float:
             params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
-            live = verifier.open(Open(prompt, params, hub.target_fingerprint, hub.tokenizer_digest))
+            live = await verifier.open(Open(prompt, params, hub.target_fingerprint, hub.tokenizer_digest))
             stamps = []
             async for frame in live.frames():
                 if isinstance(frame, Verdict):

@@ -14,9 +14,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from baru_common.errors import ProtocolViolation
 from baru_common.frames import Draft, Verdict
+from baru_common.sampling import SparseProbs
+from baru_hub.acceptance import Decision
 from baru_hub.mailbox import Mailbox
 from baru_hub.session import Session
 from baru_micro.chain import DraftChain, Outcome
+from support.sampling import context
 
 _MAX_AHEAD, _DEPTH = 8, 5
 _PROMPT = [3, 1, 2]
@@ -33,7 +36,7 @@ class NodeAndHub(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.node = DraftChain.start(_PROMPT, epoch=1)
-        self.hub = Session("s", 1, 3, 1 << 30, frozenset(), Mailbox(4, _MAX_AHEAD), True, list(_PROMPT))
+        self.hub = Session("s", 1, context(3), 1 << 30, Mailbox(4, _MAX_AHEAD), True, list(_PROMPT))
         self.up: deque[Draft] = deque()
         self.down: deque[Verdict] = deque()
         self.num_sent = 0
@@ -66,7 +69,7 @@ class NodeAndHub(RuleBasedStateMachine):
         decided = [own(base)]
         for i, token in enumerate(block.draft):
             decided.append(own(base + i + 1) if decided[i] == token == own(base + i) else 3)
-        verdict = self.hub.take(block, decided)
+        verdict = self.hub.take(block, Decision(tuple(decided)))
         assert verdict is not None
         self.down.append(verdict)
 
@@ -144,6 +147,21 @@ def test_a_verdict_keeps_what_it_agrees_with(
     assert chain.ids == [1, 2, *decided, *left]
     assert chain.num_committed == 2 + len(decided)
     assert chain.chain_id == (1 if outcome is Outcome.AGREED else 2)
+
+
+def test_a_refusal_voids_the_rest_even_if_the_ids_agree() -> None:
+    """Rejection sampling may refuse a draft id and then draw the same one itself: what was drafted past it is void."""
+    chain = DraftChain.start([1, 2], epoch=1)
+    chain.extend([5, 6, 7])
+    assert chain.apply(Verdict(1, 2, 2, 1, (5, 6), chain_id=1)) is Outcome.DIVERGED
+    assert (chain.ids, chain.num_committed, chain.base, chain.chain_id) == ([1, 2, 5, 6], 4, 4, 2)
+
+
+def test_a_frame_says_what_its_ids_were_drawn_from() -> None:
+    probs = (SparseProbs.of([(5, 0.5), (6, 0.5)]), SparseProbs.of([(6, 1.0)]))
+    chain = DraftChain.start([1, 2], epoch=3)
+    assert chain.extend([5], probs[:1]) == Draft(3, 1, 2, 0, (5,), probs[:1])
+    assert chain.extend([6], probs[1:]) == Draft(3, 1, 2, 1, (6,), probs[1:])
 
 
 @pytest.mark.parametrize("base", [0, 1, 3, 9])

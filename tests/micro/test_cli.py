@@ -137,7 +137,7 @@ async def test_the_prompt_may_come_from_standard_input() -> None:
         ((" \n ",), ("the prompt is empty", "what to do")),
         (("", "--raw"), ("the prompt is empty", "what to do")),
         (("x", "--raw", "--system", "s"), ("--raw and --system contradict", "leave one of them out")),
-        (("x", "--max-tokens", "0"), ("max_tokens is 0", "1 .. 2^32 - 1")),
+        (("x", "--max-tokens", "0"), ("max_tokens is 0", "1 .. 4294967295")),
         (("x" * 600, "--raw"), ("at most 511", "shorten")),
     ],
 )

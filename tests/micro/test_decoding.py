@@ -16,6 +16,7 @@ from baru_common.sampling import SamplingParams
 from baru_common.tokens import Tokenizer
 from baru_micro.decoding import Generation
 from baru_micro.events import Event, Finish, Step
+from support.sampling import context
 from support.tiny import tiny_bundle
 
 _VOCABULARY = Tokenizer(tiny_bundle()).vocabulary
@@ -54,7 +55,7 @@ async def run(stream: ScriptedStream) -> list[Event]:
         generation = Generation(
             stream=anything,
             request=Open((1, 2), SamplingParams(), b"", b""),
-            vocabulary=_VOCABULARY,
+            sampling=context(2, vocabulary=_VOCABULARY, eos_ids=(2,)),
             max_length=10,
             drafter=None,
             executor=executor,
@@ -75,6 +76,8 @@ async def run(stream: ScriptedStream) -> list[Event]:
         ([_OPENED, verdict(2, 5), verdict(2, 5)], "position 2"),
         ([_OPENED, verdict(2, 300)], "outside the vocabulary"),
         ([_OPENED, verdict(2, 5), replace(_FINISHED, usage=replace(_USAGE, num_emitted=2))], "2 ids, 1 arrived"),
+        ([_OPENED, verdict(2, 5), replace(_FINISHED, reason=FinishReason.STOP)], "stopped where"),
+        ([_OPENED, Finished(FinishReason.STOP, replace(_USAGE, num_emitted=0))], "stopped where"),
         ([verdict(2, 5)], "Verdict"),
         ([_FINISHED], "Finished"),
         ([_OPENED, _OPENED], "Opened"),

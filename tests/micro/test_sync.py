@@ -9,11 +9,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
+from typing import Any
 
 import pytest
 
 from baru_common.errors import BaruError, ConfigError, EmptyPrompt, HubUnavailable
 from baru_common.sampling import SamplingParams
+from baru_hub.acceptance import Decision
 from baru_hub.engines.transformers import TransformersEngine
 from baru_hub.ragged_batch import RaggedBatch
 from baru_hub.server import Hub
@@ -187,10 +189,12 @@ def test_an_interrupt_while_waiting_is_an_interrupt(hub: Hub, monkeypatch: pytes
     """Ctrl-C while the hub takes its time: KeyboardInterrupt, the session gone, the connection closed."""
     step, may_go_on, num_steps = TransformersEngine._run, threading.Event(), count()
 
-    def slow_after_the_first(self: TransformersEngine, batch: RaggedBatch, private: list[int]) -> list[list[int]]:
+    def slow_after_the_first(
+        self: TransformersEngine, batch: RaggedBatch, work: list[Any]
+    ) -> list[Decision | BaruError]:
         if next(num_steps):
             may_go_on.wait(_WAIT_S)
-        return step(self, batch, private)
+        return step(self, batch, work)
 
     monkeypatch.setattr(TransformersEngine, "_run", slow_after_the_first)
     process = subprocess.Popen(

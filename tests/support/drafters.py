@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from baru_common.drafters import Proposal
+from baru_common.sampling import SamplingContext
 from baru_common.tokens import Vocabulary
 
 Propose = Callable[[Sequence[int], int, int], list[int]]
@@ -20,11 +22,11 @@ class FunctionDrafter:
     tokens_per_call: int = 64
     blocking: bool = False
 
-    def start(self) -> FunctionDrafter:
+    def start(self, sampling: SamplingContext | None = None) -> FunctionDrafter:
         return self
 
-    def propose(self, ids: Sequence[int], num_committed: int, max_tokens: int) -> list[int]:
-        return self.function(ids, num_committed, max_tokens)
+    def propose(self, ids: Sequence[int], num_committed: int, max_tokens: int) -> Proposal:
+        return Proposal(self.function(ids, num_committed, max_tokens))
 
 
 def oracle(prompt: Sequence[int], answer: Sequence[int], depth: int = 64) -> FunctionDrafter:

@@ -4,23 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baru_hub.acceptance import accept
+from baru_common.errors import BaruError
+from baru_common.sampling import SamplingContext
+from baru_hub.acceptance import Decision, accept
 from baru_hub.engines import Feed
 from baru_hub.engines.transformers import TransformersEngine
 from baru_hub.session import Block
+
+
+def ids_of(result: Decision | BaruError) -> list[int]:
+    """The target's own ids of one feed; raises what the engine returned instead."""
+    if isinstance(result, BaruError):
+        raise result
+    return list(result.ids)
 
 
 class Line:
     """One sequence: committed ids, and how many of them are cached."""
 
     def __init__(
-        self, engine: TransformersEngine, prompt: Sequence[int], num_tokens: int, identity: str | None = None
+        self,
+        engine: TransformersEngine,
+        prompt: Sequence[int],
+        num_tokens: int,
+        identity: str | None = None,
+        sampling: SamplingContext | None = None,
     ) -> None:
         self.engine = engine
         self.committed = list(prompt)
         self.num_prompt = len(prompt)
         self.num_tokens = num_tokens
-        self.allocation = engine.allocate(prompt, len(prompt) + num_tokens, identity)
+        self.allocation = engine.allocate(prompt, len(prompt) + num_tokens, identity, sampling)
         self.num_cached = self.allocation.num_cached
 
     @property
@@ -42,12 +56,14 @@ class Line:
         self.block = Block(tuple(pending), tuple(draft[: self.room - 1]) if whole else (), decides=whole)
         return Feed(self.allocation.sequence, self.num_cached, self.block)
 
-    def take(self, decided: Sequence[int]) -> int:
+    def take(self, decision: Decision | BaruError) -> int:
         """Commit what was decided; return how many draft ids were accepted."""
+        if isinstance(decision, BaruError):
+            raise decision
         if not self.block.decides:
             self.num_cached += len(self.block.pending)
             return 0
-        acceptance = accept(self.block.draft, decided)
+        acceptance = accept(self.block.draft, decision)
         self.committed.extend(acceptance.emitted)
         self.num_cached = len(self.committed) - 1
         return acceptance.num_accepted

@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
+from baru_common.corpus import Corpus
 from baru_common.errors import ConfigError
-from baru_common.tokens import Vocabulary
+from baru_common.sampling import SamplingContext, SparseProbs
+from baru_common.tokens import Tokenizer, Vocabulary
 
-DRAFTERS = ("ngram", "causal_lm:PATH", "simulated:ACCEPTANCE[:TOKEN_MS[:SEED]]", "none")
+DRAFTERS = ("ngram", "suffix[:CORPUS]", "causal_lm:PATH", "simulated:ACCEPTANCE[:TOKEN_MS[:SEED]]", "none")
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Drafted ids."""
+
+    ids: Sequence[int] = ()
+    draft_probs: Sequence[SparseProbs] = ()
+    """What each id was drawn from, for rejection sampling; none at all when they were picked."""
 
 
 class DraftStream(Protocol):
     """The drafting side of one session. Keeps whatever state makes the next proposal cheap."""
 
-    def propose(self, ids: Sequence[int], num_committed: int, max_tokens: int) -> list[int]:
+    def propose(self, ids: Sequence[int], num_committed: int, max_tokens: int) -> Proposal:
         """Return up to `max_tokens` ids that may follow `ids`; none when there is nothing to say.
 
         `ids[:num_committed]` are committed: a prefix of them was passed before and has not changed.
         The rest are this session's own drafts, any of which may differ from call to call. What an
         earlier call drafted and the target refused has no effect on the result.
+
+        For rejection sampling an id that was drawn must not be withheld because of what it is: that would
+        change the distribution.
         """
 
 
@@ -42,11 +57,20 @@ class Drafter(Protocol):
     def blocking(self) -> bool:
         """`propose` takes long enough that it must run in a thread."""
 
-    def start(self) -> DraftStream:
-        """Begin a session."""
+    def start(self, sampling: SamplingContext | None = None) -> DraftStream:
+        """Begin a session. `sampling` says how the target's ids are chosen, so that drafts can be chosen alike;
+        None: greedily. A drafter that cannot choose may leave it unread."""
 
 
-def load_drafter(spec: str) -> Drafter | None:
+@runtime_checkable
+class TextDrafter(Protocol):
+    """What drafts from texts: a drafter only once it is bound to a target's tokenizer."""
+
+    def bound(self, tokenizer: Tokenizer) -> Drafter:
+        """Return the drafter for targets with this tokenizer. May take long: run it in a thread."""
+
+
+def load_drafter(spec: str) -> Drafter | TextDrafter | None:
     """Return the drafter that `spec` names: one of `DRAFTERS`.
 
     ConfigError for an unknown name, ModelFileError for a model that cannot be loaded.
@@ -58,6 +82,11 @@ def load_drafter(spec: str) -> Drafter | None:
         from .ngram import NgramDrafter
 
         return NgramDrafter()
+    if name == "suffix":
+        from .corpus_drafter import CorpusDrafter
+        from .suffix import SuffixDrafter
+
+        return CorpusDrafter(Corpus(argument)) if argument else SuffixDrafter()
     if name == "causal_lm" and argument:
         try:
             from .causal_lm import CausalLmDrafter

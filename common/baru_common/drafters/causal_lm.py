@@ -1,4 +1,4 @@
-"""Any small causal language model as a drafter, greedy, with its own KV cache."""
+"""Any small causal language model as a drafter, choosing ids as the target does, with its own KV cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from typing import Any
 import torch
 
 from baru_common.model_files import LoadedModel, load, require_truncatable
+from baru_common.sampling import NO_ID, SamplingContext, SamplingMode, SamplingParams, SparseProbs
+from baru_common.sampling.sampler import Sampler
 from baru_common.tokens import Vocabulary
+
+from .base import Proposal
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,11 @@ class CausalLmDrafter:
     def vocabulary(self) -> Vocabulary:
         return self.loaded.vocabulary
 
-    def start(self) -> CausalLmStream:
-        return CausalLmStream(self.loaded)
+    def start(self, sampling: SamplingContext | None = None) -> CausalLmStream:
+        loaded = self.loaded
+        if sampling is None:
+            sampling = SamplingContext(SamplingParams(), 0, loaded.vocabulary, loaded.eos_ids)
+        return CausalLmStream(loaded, Sampler(sampling, loaded.model.device))
 
 
 @dataclass
@@ -47,19 +54,33 @@ class CausalLmStream:
     """
 
     loaded: LoadedModel
+    sampler: Sampler
     _cached: list[int] = field(default_factory=list)
     _cache: Any = None
+    _origin: int = 0
+    """Where the chain forked: with it draws are repeated for the same chain, and independent for another."""
+    _chain: list[int] = field(default_factory=list)
 
     @torch.inference_mode()
-    def propose(self, ids: Sequence[int], num_committed: int, max_tokens: int) -> list[int]:  # noqa: ARG002
-        """See `DraftStream`. Proposes nothing past the drafter's own context."""
+    def propose(self, ids: Sequence[int], num_committed: int, max_tokens: int) -> Proposal:
+        """See `DraftStream`. Proposes nothing past the drafter's own context, or past what ends the output."""
         room = self.loaded.context_limit - len(ids)
-        proposed: list[int] = []
-        for _ in range(min(max_tokens, room)):
-            proposed.append(self._next([*ids, *proposed]))
-        return proposed
+        context = list(ids)
+        if list(ids[: len(self._chain)]) != self._chain:
+            self._origin = num_committed
+        draft_probs: list[SparseProbs] = []
+        while len(context) < len(ids) + min(max_tokens, room):
+            if len(context) > num_committed and context[-1] in self.sampler.context.stop_ids:
+                break
+            token, probs = self._next(context, num_committed)
+            if token == NO_ID:
+                break
+            context.append(token)
+            draft_probs += [probs] if probs else []
+        self._chain = context
+        return Proposal(context[len(ids) :], draft_probs)
 
-    def _next(self, ids: list[int]) -> int:
+    def _next(self, ids: list[int], num_committed: int) -> tuple[int, SparseProbs | None]:
         self._rewind(min(_common_prefix(self._cached, ids), len(ids) - 1))
         todo = ids[len(self._cached) :]
         device = self.loaded.model.device
@@ -67,12 +88,15 @@ class CausalLmStream:
             input_ids=torch.tensor([todo], device=device), cache=self._cache, use_cache=True, logits_to_keep=1
         )
         self._cache = output.cache
-        self._cached = ids
-        # [vocabulary]: what the embedding was padded with is never drafted, and neither are holes.
-        logits = output.logits[0, -1, : self.loaded.vocabulary.size]
+        self._cached = list(ids)
+        # [1, vocabulary]: what the embedding was padded with is never drafted, and neither are holes.
+        logits = output.logits[0, -1:, : self.loaded.vocabulary.size].float()
         if holes := self.loaded.vocabulary.holes:
-            logits = logits.index_fill(0, torch.tensor(holes, device=logits.device), float("-inf"))
-        return int(logits.argmax())
+            logits = logits.index_fill(1, torch.tensor(holes, device=logits.device), float("-inf"))
+        params = self.sampler.context.params
+        if params.sampling_mode is SamplingMode.REJECTION and not params.is_greedy:
+            return self.sampler.draft(logits, ids, num_committed, self._origin)
+        return self.sampler.choose(logits, ids, len(ids), num_committed)[0], None
 
     def _rewind(self, length: int) -> None:
         if self._cache is not None and length < len(self._cached):

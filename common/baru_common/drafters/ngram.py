@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baru_common.errors import ConfigError
+from baru_common.sampling import SamplingContext
+
+from .base import Proposal
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class NgramDrafter:
         if not 1 <= self.shortest <= self.longest:
             raise ConfigError(f"n-gram lengths {self.shortest} to {self.longest} are not an ascending range from 1")
 
-    def start(self) -> NgramStream:
+    def start(self, sampling: SamplingContext | None = None) -> NgramStream:  # noqa: ARG002
         return NgramStream(self)
 
 
@@ -41,14 +44,14 @@ class NgramStream:
     _num_indexed: int = 0
     _ends: dict[tuple[int, ...], int] = field(default_factory=dict)
 
-    def propose(self, ids: Sequence[int], num_committed: int, max_tokens: int) -> list[int]:
+    def propose(self, ids: Sequence[int], num_committed: int, max_tokens: int) -> Proposal:
         """See `DraftStream`. Costs time for the ids committed since the last call, not for all of them."""
         self._index(ids, num_committed)
         for n in range(min(self.drafter.longest, len(ids) - 1), self.drafter.shortest - 1, -1):
             end = self._ends.get(tuple(ids[-n:]))
             if end is not None:
-                return list(ids[end : min(end + max_tokens, num_committed)])
-        return []
+                return Proposal(ids[end : min(end + max_tokens, num_committed)])
+        return Proposal()
 
     def _index(self, ids: Sequence[int], num_committed: int) -> None:
         # An n-gram is entered when an id follows it, so a look-up never finds itself.

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baru_common.errors import ConfigError
+from baru_common.sampling import SamplingContext
 from baru_common.scripted import is_hard, scripted_id
+
+from .base import Proposal
 
 
 @dataclass(frozen=True)
@@ -49,14 +52,14 @@ class SimulatedDrafter:
         """A slow drafter streams id by id; one that takes a fraction of a millisecond sends blocks."""
         return 1 if self.token_ms >= 1 else 16
 
-    def start(self) -> SimulatedDrafter:
+    def start(self, sampling: SamplingContext | None = None) -> SimulatedDrafter:  # noqa: ARG002
         return self
 
-    def propose(self, ids: Sequence[int], num_committed: int, max_tokens: int) -> list[int]:  # noqa: ARG002
+    def propose(self, ids: Sequence[int], num_committed: int, max_tokens: int) -> Proposal:  # noqa: ARG002
         """See `DraftStream`."""
         if self.token_ms:
             time.sleep(self.token_ms * max_tokens / 1e3)
-        return self.draft(len(ids), max_tokens)
+        return Proposal(self.draft(len(ids), max_tokens))
 
     def draft(self, position: int, max_tokens: int) -> list[int]:
         """The drafted ids from `position` on, at once."""

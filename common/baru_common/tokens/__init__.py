@@ -1,8 +1,9 @@
 """Text to ids and back: the tokenizer bundle, the id -> bytes map, chat prompts, streamed text."""
 
 from .bundle import TokenizerBundle
+from .stops import StopScanner
 from .stream import TextStream
 from .tokenizer import Message, Tokenizer
 from .vocabulary import Vocabulary
 
-__all__ = ["Message", "TextStream", "Tokenizer", "TokenizerBundle", "Vocabulary"]
+__all__ = ["Message", "StopScanner", "TextStream", "Tokenizer", "TokenizerBundle", "Vocabulary"]

@@ -48,6 +48,10 @@ class Tokenizer:
         """
         return _not_empty(self._tokenizer.encode(_valid(text)).ids)
 
+    def encode_inside(self, text: str) -> list[int]:
+        """Ids of `text` as it stands within an answer: no control ids, and nothing added. None for no text."""
+        return self._encode_plain(_valid(text), first=False)
+
     def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
         """Ids of a chat prompt: those of transformers' `apply_chat_template(tokenize=True)`, but that
         control strings spelled inside a message stay plain text and forge no turn.

@@ -30,6 +30,10 @@ class Vocabulary:
         """One more than the highest id with a meaning, whatever the embedding was padded to."""
         return len(self.pieces)
 
+    def text_bytes(self, token_id: int) -> bytes:
+        """Return what `token_id` adds to a text; nothing if it is a control id or a hole."""
+        return b"" if token_id in self.control_ids else self.pieces[token_id] or b""
+
     @cached_property
     def holes(self) -> tuple[int, ...]:
         """Ids below `size` that stand for nothing; never emitted, never drafted."""

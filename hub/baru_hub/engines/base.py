@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from baru_common.errors import BaruError
+from baru_common.sampling import SamplingContext
 from baru_common.tokens import TokenizerBundle, Vocabulary
+from baru_hub.acceptance import Decision
 from baru_hub.cost_model import CostModel
 from baru_hub.session import Block
 
@@ -22,6 +25,8 @@ class EngineSpec:
     vocabulary: Vocabulary
     eos_ids: tuple[int, ...]
     context_limit: int
+    samples: bool = True
+    """It serves every `SamplingParams`; False: only plain greedy ones, as a script has no logits."""
 
 
 @dataclass(frozen=True)
@@ -54,18 +59,26 @@ class Engine(Protocol):
     async def calibrate(self) -> CostModel:
         """Take a few steps on nobody's behalf and return what steps cost."""
 
-    def allocate(self, prompt_ids: Sequence[int], max_length: int, identity: str | None) -> Allocation:
+    def allocate(
+        self,
+        prompt_ids: Sequence[int],
+        max_length: int,
+        identity: str | None,
+        sampling: SamplingContext | None = None,
+    ) -> Allocation:
         """Reserve a sequence of up to `max_length` ids; CapacityExhausted if there is no room.
+
+        `sampling` says how its ids are chosen; None: greedily.
 
         What earlier sequences of the same `identity`, and of no other, left in the cache may be used;
         with None it shares nothing, either way.
         """
 
-    async def verify(self, feeds: Sequence[Feed]) -> list[list[int]]:
-        """Feed every block and return, per feed, the target's own ids: one for the last pending id and
-        one for each draft id, in order; none for a block that does not decide.
+    async def verify(self, feeds: Sequence[Feed]) -> list[Decision | BaruError]:
+        """Feed every block and return, per feed, what the target decided: an empty decision for a block that
+        does not decide, an error for a sequence that cannot go on.
 
-        EngineFailure when the target cannot; the sequences fed are then of no further use. When it is
+        EngineFailure when the whole step failed; the sequences fed are then of no further use. When it is
         cancelled it still returns only after the step has ended: memory may be freed then.
         """
 

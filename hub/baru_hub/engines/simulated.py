@@ -19,10 +19,12 @@ import tomli
 from tokenizers import decoders, models, pre_tokenizers
 
 from baru_common import scripted
-from baru_common.errors import ConfigError
+from baru_common.errors import BaruError, ConfigError
 from baru_common.fingerprint import fingerprint
+from baru_common.sampling import SamplingContext
 from baru_common.tokens import TokenizerBundle, Vocabulary
 from baru_common.tokens.vocabulary import BYTE_LEVEL_ALPHABET
+from baru_hub.acceptance import Decision
 from baru_hub.cost_model import CostModel, StepShape
 
 from .base import Allocation, EngineSpec, Feed
@@ -80,6 +82,7 @@ class SimulatedEngine:
             vocabulary=vocabulary,
             eos_ids=(scripted.EOS_ID,),
             context_limit=CONTEXT_LIMIT,
+            samples=False,
         )
 
     @property
@@ -91,14 +94,20 @@ class SimulatedEngine:
         shapes = [StepShape(rows, sessions, 0) for rows, sessions in ((1, 1), (8, 1), (16, 1), (8, 8), (32, 8))]
         return CostModel.calibrated((shape, self._profile.step_s(shape)) for shape in shapes)
 
-    def allocate(self, prompt_ids: Sequence[int], max_length: int, identity: str | None) -> Allocation:  # noqa: ARG002
+    def allocate(
+        self,
+        prompt_ids: Sequence[int],  # noqa: ARG002
+        max_length: int,  # noqa: ARG002
+        identity: str | None,  # noqa: ARG002
+        sampling: SamplingContext | None = None,  # noqa: ARG002  # greedy, as the spec says
+    ) -> Allocation:
         """See `Engine.allocate`. There is no cache to fill, or to run out of."""
         return Allocation(next(self._handles), 0)
 
     def free(self, sequence: int) -> None:
         """See `Engine.free`."""
 
-    async def verify(self, feeds: Sequence[Feed]) -> list[list[int]]:
+    async def verify(self, feeds: Sequence[Feed]) -> list[Decision | BaruError]:
         """See `Engine.verify`."""
         num_rows = sum(len(feed.block.pending) + len(feed.block.draft) for feed in feeds)
         await self._sleep(self._profile.step_s(StepShape(num_rows, len(feeds), 0)))
@@ -108,11 +117,11 @@ class SimulatedEngine:
         """See `Engine.close`."""
 
 
-def _decided(feed: Feed) -> list[int]:
+def _decided(feed: Feed) -> Decision:
     if not feed.block.decides:
-        return []
+        return Decision()
     first = feed.num_cached + len(feed.block.pending)
-    return [scripted.scripted_id(first + i) for i in range(len(feed.block.draft) + 1)]
+    return Decision(tuple(scripted.scripted_id(first + i) for i in range(len(feed.block.draft) + 1)))
 
 
 def _bundle() -> TokenizerBundle:

@@ -13,10 +13,13 @@ from dataclasses import dataclass
 
 import torch
 
-from baru_common.errors import ConfigError, EngineFailure, ModelFileError
+from baru_common.errors import BaruError, ConfigError, EngineFailure, ModelFileError
 from baru_common.model_files import LoadedModel, require_truncatable
-from baru_hub.acceptance import decide
+from baru_common.sampling import SamplingContext, SamplingParams
+from baru_common.sampling.sampler import Sampler, lowest_argmax
+from baru_hub.acceptance import Decision
 from baru_hub.cost_model import CostModel, StepShape
+from baru_hub.deciding import decide
 from baru_hub.kv_cache import ATTENTION, AttentionPlan, KvShape, PagedCache
 from baru_hub.numerics import row_floor
 from baru_hub.page_pool import PagePool, page_keys
@@ -44,6 +47,7 @@ class _Sequence:
     """Who may use its pages later; None: nobody."""
     ids: list[int]
     num_published: int
+    sampler: Sampler
 
 
 class TransformersEngine:
@@ -96,13 +100,22 @@ class TransformersEngine:
         """Who holds which page; for gauges and integrity checks."""
         return self._pool
 
-    def allocate(self, prompt_ids: Sequence[int], max_length: int, identity: str | None) -> Allocation:
+    def allocate(
+        self,
+        prompt_ids: Sequence[int],
+        max_length: int,
+        identity: str | None,
+        sampling: SamplingContext | None = None,
+    ) -> Allocation:
         """See `Engine.allocate`. All pages are reserved now, so that a session admitted can end."""
         # The last prompt id is always fed: its row decides the first id.
         shared = self._pool.find(page_keys(identity, prompt_ids[:-1], PAGE_SIZE)) if identity is not None else []
         pages = self._pool.reserve(self._pool.num_pages_for(max_length), shared)
         num_cached = len(shared) * PAGE_SIZE
-        sequence = _Sequence(pages, identity, list(prompt_ids[:num_cached]), len(shared))
+        if sampling is None:
+            sampling = SamplingContext(SamplingParams(), len(prompt_ids), self._spec.vocabulary, self._spec.eos_ids)
+        sampler = Sampler(sampling, self._device)
+        sequence = _Sequence(pages, identity, list(prompt_ids[:num_cached]), len(shared), sampler)
         handle = next(self._handles)
         self._sequences[handle] = sequence
         return Allocation(handle, num_cached)
@@ -111,7 +124,7 @@ class TransformersEngine:
         """See `Engine.free`. Published pages stay until their room is needed."""
         self._pool.release(self._sequences.pop(sequence).pages)
 
-    async def verify(self, feeds: Sequence[Feed]) -> list[list[int]]:
+    async def verify(self, feeds: Sequence[Feed]) -> list[Decision | BaruError]:
         """See `Engine.verify`. The pass runs in a thread of its own: the event loop never waits for it.
 
         Pages and sequences are touched here only, never in that thread.
@@ -122,8 +135,8 @@ class TransformersEngine:
             sequence.ids[feed.num_cached :] = [*feed.block.pending, *feed.block.draft]
         paged = [SequenceFeed(s.pages, f.num_cached, f.block) for s, f in zip(sequences, feeds, strict=True)]
         batch = lay_out(paged, PAGE_SIZE, self._row_floor, self._cache.spare_page)
-        private = [page for s in sequences for page in s.pages[s.num_published :]]
-        future = asyncio.get_running_loop().run_in_executor(self._worker, self._run, batch, private)
+        work = list(zip(sequences, (feed.block for feed in feeds), strict=True))
+        future = asyncio.get_running_loop().run_in_executor(self._worker, self._run, batch, work)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -136,25 +149,20 @@ class TransformersEngine:
         """See `Engine.close`."""
         self._worker.shutdown()
 
-    def _run(self, batch: RaggedBatch, private: list[int]) -> list[list[int]]:
+    def _run(self, batch: RaggedBatch, work: list[tuple[_Sequence, Block]]) -> list[Decision | BaruError]:
         try:
-            return self._forward(batch)
-        except EngineFailure:
-            # Numbers that are not finite must not outlive their sequence.
-            self._cache.wipe([*private, self._cache.spare_page])
-            raise
+            return self._decide(batch, self._forward(batch), work)
         except (RuntimeError, IndexError, TypeError) as error:
             raise EngineFailure(f"the target failed: {error}") from error
 
     @torch.inference_mode()
-    def _forward(self, batch: RaggedBatch) -> list[list[int]]:
-        device = self._device
+    def _forward(self, batch: RaggedBatch) -> torch.Tensor:
+        """Return the logits of the checked rows, see `_checked_rows`: [num_checked, vocabulary]."""
+        device, vocabulary = self._device, self._spec.vocabulary
         self._cache.begin(torch.tensor(batch.slots, device=device))
-        # A piece of a prompt decides nothing, but its last row shows whether what it left in the cache is finite.
-        checked = [rows or range(rows.start - 1, rows.stop) for rows in batch.deciding]
-        deciding = [row for rows in checked for row in rows]
+        rows = [row for rows in _checked_rows(batch) for row in rows]
         # Padded like the batch itself: the head is a linear layer, too.
-        kept = deciding + [batch.num_rows - 1] * (self._row_floor - len(deciding))
+        kept = rows + [batch.num_rows - 1] * (self._row_floor - len(rows))
         output = self._model(
             input_ids=torch.tensor([batch.ids], device=device),
             position_ids=torch.tensor([batch.positions], device=device),
@@ -163,11 +171,38 @@ class TransformersEngine:
             logits_to_keep=torch.tensor(kept, device=device),
             attention_plan=AttentionPlan.of(batch, PAGE_SIZE, self._group, device),
         )
-        vocabulary = self._spec.vocabulary
-        logits = output.logits[0, : len(deciding)]  # [num_deciding, width]
-        decided = iter(decide(logits, vocabulary.size, vocabulary.holes))
-        ids = [list(itertools.islice(decided, len(rows))) for rows in checked]
-        return [own if rows else [] for own, rows in zip(ids, batch.deciding, strict=True)]
+        # What the embedding was padded with is never chosen, and neither are holes.
+        logits: torch.Tensor = output.logits[0, : len(rows), : vocabulary.size]
+        if vocabulary.holes:
+            holes = torch.tensor(vocabulary.holes, device=logits.device)  # in no type that rounds ids
+            logits = logits.index_fill(1, holes, float("-inf"))
+        return logits
+
+    @torch.inference_mode()
+    def _decide(
+        self, batch: RaggedBatch, logits: torch.Tensor, work: list[tuple[_Sequence, Block]]
+    ) -> list[Decision | BaruError]:
+        finite = logits.amax(dim=1).isfinite().tolist()
+        likeliest = lowest_argmax(logits) if any(sequence.sampler.is_plain for sequence, _ in work) else []
+        results: list[Decision | BaruError] = []
+        start = 0
+        for (sequence, block), rows in zip(work, _checked_rows(batch), strict=True):
+            mine = slice(start, start + len(rows))
+            start += len(rows)
+            if not all(finite[mine]):
+                # Numbers that are not finite must not outlive their sequence.
+                self._cache.wipe([*sequence.pages[sequence.num_published :], self._cache.spare_page])
+                results.append(
+                    EngineFailure("the target's logits are not finite", hint="check the weights and the numeric type")
+                )
+            elif not block.decides:
+                results.append(Decision())
+            elif sequence.sampler.is_plain and sequence.sampler.context.params.logprobs is None:
+                results.append(Decision(tuple(likeliest[mine])))
+            else:
+                committed = sequence.ids[: len(sequence.ids) - len(block.draft)]
+                results.append(_decide_one(logits[mine], sequence.sampler, committed, block))
+        return results
 
     def _publish(self, sequence: _Sequence, num_committed: int) -> None:
         """Let later sequences of the same identity use the pages that are full of committed ids."""
@@ -194,3 +229,18 @@ class TransformersEngine:
             self.free(allocation.sequence)
         self._cache.check_used()
         return CostModel.calibrated(observations[1:])  # the first one also warmed things up
+
+
+def _checked_rows(batch: RaggedBatch) -> list[range]:
+    """Return each feed's rows that are looked at: those that decide, or the last row of a piece of a prompt.
+
+    That one decides nothing, but shows whether what it left in the cache is finite.
+    """
+    return [rows or range(rows.start - 1, rows.stop) for rows in batch.deciding]
+
+
+def _decide_one(logits: torch.Tensor, sampler: Sampler, committed: list[int], block: Block) -> Decision | BaruError:
+    try:
+        return decide(logits, sampler, committed, block)
+    except BaruError as error:  # a request that cannot go on costs nobody else anything
+        return error

@@ -11,8 +11,8 @@ Versioning. `protocol_revision` is 1. A later revision only adds fields and fram
 meets a oneof frame it does not know ends the stream with UNIMPLEMENTED, never ignores it.
 Numbers kept for what is planned (see docs/architecture.md):
   Open 20-29 resume and reconciliation, 30-39 posture, tier and canary, 40-49 identity and traffic shape
-  Draft 10-14 sparse draft distributions, 15-19 token trees
-  Verdict 10-19 log-probabilities, 20-29 trees
+  Draft 15-19 token trees
+  Verdict 20-29 trees
   DecodeResponse 10-19 retraction, posture change, drain
   Finished 10-19 receipts
 """
@@ -33,6 +33,58 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _SamplingMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SamplingModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SamplingMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SAMPLING_MODE_UNSPECIFIED: _SamplingMode.ValueType  # 0
+    """As SAMPLING_MODE_COUPLED."""
+    SAMPLING_MODE_COUPLED: _SamplingMode.ValueType  # 1
+    """The target draws with noise that is a function of seed, position and id; drafts equal to its draw are accepted."""
+    SAMPLING_MODE_REJECTION: _SamplingMode.ValueType  # 2
+    """Rejection sampling against Draft.draft_probs."""
+
+class SamplingMode(_SamplingMode, metaclass=_SamplingModeEnumTypeWrapper):
+    """SamplingMode says how drafts are checked when the temperature is above 0. Both modes are exact."""
+
+SAMPLING_MODE_UNSPECIFIED: SamplingMode.ValueType  # 0
+"""As SAMPLING_MODE_COUPLED."""
+SAMPLING_MODE_COUPLED: SamplingMode.ValueType  # 1
+"""The target draws with noise that is a function of seed, position and id; drafts equal to its draw are accepted."""
+SAMPLING_MODE_REJECTION: SamplingMode.ValueType  # 2
+"""Rejection sampling against Draft.draft_probs."""
+Global___SamplingMode: _TypeAlias = SamplingMode  # noqa: Y015
+
+class _GrammarKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GrammarKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GrammarKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    GRAMMAR_KIND_UNSPECIFIED: _GrammarKind.ValueType  # 0
+    """Never sent."""
+    GRAMMAR_KIND_JSON_SCHEMA: _GrammarKind.ValueType  # 1
+    """JSON that satisfies a JSON schema."""
+    GRAMMAR_KIND_REGEX: _GrammarKind.ValueType  # 2
+    """A regular expression that the whole output matches."""
+    GRAMMAR_KIND_LARK: _GrammarKind.ValueType  # 3
+    """A context-free grammar in Lark syntax."""
+
+class GrammarKind(_GrammarKind, metaclass=_GrammarKindEnumTypeWrapper):
+    """GrammarKind is the language of a grammar."""
+
+GRAMMAR_KIND_UNSPECIFIED: GrammarKind.ValueType  # 0
+"""Never sent."""
+GRAMMAR_KIND_JSON_SCHEMA: GrammarKind.ValueType  # 1
+"""JSON that satisfies a JSON schema."""
+GRAMMAR_KIND_REGEX: GrammarKind.ValueType  # 2
+"""A regular expression that the whole output matches."""
+GRAMMAR_KIND_LARK: GrammarKind.ValueType  # 3
+"""A context-free grammar in Lark syntax."""
+Global___GrammarKind: _TypeAlias = GrammarKind  # noqa: Y015
+
 class _FinishReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -42,7 +94,7 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
     """Never sent."""
     FINISH_REASON_STOP: _FinishReason.ValueType  # 1
-    """An end-of-sequence or stop id was emitted; it is the last id."""
+    """An end-of-sequence or stop id was emitted, or a stop string completed; by the last id."""
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
     """max_tokens or the context limit was reached."""
     FINISH_REASON_CANCELLED: _FinishReason.ValueType  # 3
@@ -54,7 +106,7 @@ class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 """Never sent."""
 FINISH_REASON_STOP: FinishReason.ValueType  # 1
-"""An end-of-sequence or stop id was emitted; it is the last id."""
+"""An end-of-sequence or stop id was emitted, or a stop string completed; by the last id."""
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """max_tokens or the context limit was reached."""
 FINISH_REASON_CANCELLED: FinishReason.ValueType  # 3
@@ -392,7 +444,10 @@ Global___DrafterInfo: _TypeAlias = DrafterInfo  # noqa: Y015
 
 @_typing.final
 class SamplingParams(_message.Message):
-    """SamplingParams says how the target's ids are chosen and when to stop."""
+    """SamplingParams says how the target's ids are chosen and when to stop. INVALID_ARGUMENT names a value that is
+    out of range, contradicts another, or is not served by this hub; none is ever ignored. The order is: logit_bias;
+    penalties; banned, allowed and forced ids, min_tokens and grammar; temperature, top_k, top_p, min_p; the draw.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -401,17 +456,77 @@ class SamplingParams(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     STOP_IDS_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    TOP_P_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: _builtins.int
+    BANNED_IDS_FIELD_NUMBER: _builtins.int
+    ALLOWED_IDS_FIELD_NUMBER: _builtins.int
+    FORCED_IDS_FIELD_NUMBER: _builtins.int
+    MIN_TOKENS_FIELD_NUMBER: _builtins.int
+    STOP_STRINGS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    SAMPLING_MODE_FIELD_NUMBER: _builtins.int
+    VERIFY_BLOCKS_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """Most ids to emit, 1 or more; absent: as many as the context takes."""
     temperature: _builtins.float
-    """0 is greedy. INVALID_ARGUMENT for a value that this hub does not serve."""
+    """Logits are divided by it, 0.01 to 100; 0: greedy, the lowest of the most likely ids."""
     seed: _builtins.int
-    """Seed of the sampling noise. Not used by greedy decoding."""
+    """Seed of the noise. Absent: the hub draws one, which its coupled drafters cannot know."""
     ignore_eos: _builtins.bool
     """End-of-sequence ids do not stop the generation."""
+    top_k: _builtins.int
+    """Only the k most likely ids and those tied with the last; 0: all."""
+    top_p: _builtins.float
+    """Only the fewest most likely ids whose probabilities sum to this, above 0 and up to 1; absent: 1, all."""
+    min_p: _builtins.float
+    """Only ids with at least this share of the most likely one's probability, 0 to 1."""
+    repetition_penalty: _builtins.float
+    """Divides positive and multiplies negative logits of ids in prompt or output, above 0 and up to 100; absent: 1."""
+    presence_penalty: _builtins.float
+    """Taken from the logits of ids of the output, -2 to 2."""
+    frequency_penalty: _builtins.float
+    """Taken from the logits of ids of the output as often as they are there, -2 to 2."""
+    min_tokens: _builtins.int
+    """Nothing but max_tokens and the context limit ends the output before it has so many ids."""
+    logprobs: _builtins.int
+    """Report the log-probability of each id and of so many likeliest ones, 0 to 20; absent: do not."""
+    sampling_mode: Global___SamplingMode.ValueType
+    """How drafts are checked when the temperature is above 0."""
+    verify_blocks: _builtins.bool
+    """Check a block of drafts as a whole; with SAMPLING_MODE_REJECTION only."""
     @_builtins.property
     def stop_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Further ids that stop the generation; at most 64, each below vocabulary_size."""
+        """Further ids that stop the generation; at most 64, each below vocabulary_size, as all ids here."""
+
+    @_builtins.property
+    def logit_bias(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogitBias]:
+        """Added to the logits of single ids; at most 4096."""
+
+    @_builtins.property
+    def banned_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids never emitted; at most 4096."""
+
+    @_builtins.property
+    def allowed_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Nothing else is emitted; at most 4096. None: everything."""
+
+    @_builtins.property
+    def forced_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The output begins with these; at most 4096."""
+
+    @_builtins.property
+    def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Texts that end the output; at most 16, of 1 to 256 bytes each. The id that completes one is the last."""
+
+    @_builtins.property
+    def grammar(self) -> Global___Grammar:
+        """What the output must look like."""
 
     def __init__(
         self,
@@ -421,21 +536,105 @@ class SamplingParams(_message.Message):
         seed: _builtins.int | None = ...,
         ignore_eos: _builtins.bool = ...,
         stop_ids: _abc.Iterable[_builtins.int] | None = ...,
+        top_k: _builtins.int = ...,
+        top_p: _builtins.float | None = ...,
+        min_p: _builtins.float = ...,
+        repetition_penalty: _builtins.float | None = ...,
+        presence_penalty: _builtins.float = ...,
+        frequency_penalty: _builtins.float = ...,
+        logit_bias: _abc.Iterable[Global___LogitBias] | None = ...,
+        banned_ids: _abc.Iterable[_builtins.int] | None = ...,
+        allowed_ids: _abc.Iterable[_builtins.int] | None = ...,
+        forced_ids: _abc.Iterable[_builtins.int] | None = ...,
+        min_tokens: _builtins.int = ...,
+        stop_strings: _abc.Iterable[_builtins.str] | None = ...,
+        logprobs: _builtins.int | None = ...,
+        sampling_mode: Global___SamplingMode.ValueType = ...,
+        verify_blocks: _builtins.bool = ...,
+        grammar: Global___Grammar | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_seed", b"_seed", "max_tokens", b"max_tokens", "seed", b"seed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_grammar", b"_grammar", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_p", b"_top_p", "grammar", b"grammar", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_seed", b"_seed", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "seed", b"seed", "stop_ids", b"stop_ids", "temperature", b"temperature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grammar", b"_grammar", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_p", b"_top_p", "allowed_ids", b"allowed_ids", "banned_ids", b"banned_ids", "forced_ids", b"forced_ids", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "sampling_mode", b"sampling_mode", "seed", b"seed", "stop_ids", b"stop_ids", "stop_strings", b"stop_strings", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "verify_blocks", b"verify_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__grammar: _TypeAlias = _typing.Literal["grammar"]  # noqa: Y015
+    _WhichOneofArgType__grammar: _TypeAlias = _typing.Literal["_grammar", b"_grammar"]  # noqa: Y015
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
+    _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__grammar) -> _WhichOneofReturnType__grammar | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
 
 Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
+
+@_typing.final
+class LogitBias(_message.Message):
+    """LogitBias changes one id's logit."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    BIAS_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    """The id."""
+    bias: _builtins.float
+    """Added to its logit, -100 to 100."""
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        bias: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bias", b"bias", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogitBias: _TypeAlias = LogitBias  # noqa: Y015
+
+@_typing.final
+class Grammar(_message.Message):
+    """Grammar says what an output must look like."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    kind: Global___GrammarKind.ValueType
+    """Language of the text."""
+    text: _builtins.str
+    """The grammar itself, 1 to 65536 bytes."""
+    def __init__(
+        self,
+        *,
+        kind: Global___GrammarKind.ValueType = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
 
 @_typing.final
 class Draft(_message.Message):
@@ -451,6 +650,7 @@ class Draft(_message.Message):
     BASE_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    DRAFT_PROBS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Session epoch from Opened."""
     chain_id: _builtins.int
@@ -465,6 +665,12 @@ class Draft(_message.Message):
         committed length.
         """
 
+    @_builtins.property
+    def draft_probs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SparseProbs]:
+        """In SAMPLING_MODE_REJECTION the distribution that each id was drawn from, one for each id; or none at all, when
+        the ids were not drawn but picked.
+        """
+
     def __init__(
         self,
         *,
@@ -473,14 +679,43 @@ class Draft(_message.Message):
         base: _builtins.int = ...,
         offset: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        draft_probs: _abc.Iterable[Global___SparseProbs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "chain_id", b"chain_id", "epoch", b"epoch", "offset", b"offset", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "chain_id", b"chain_id", "draft_probs", b"draft_probs", "epoch", b"epoch", "offset", b"offset", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Draft: _TypeAlias = Draft  # noqa: Y015
+
+@_typing.final
+class SparseProbs(_message.Message):
+    """SparseProbs is a distribution over few ids. An id's probability is its weight over the sum of all weights."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    weights: _builtins.bytes
+    """Their weights: IEEE 754 halves, little-endian, above 0 and finite."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """1 to 64 different ids, the drafted one among them, each below vocabulary_size."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        weights: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids", "weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SparseProbs: _TypeAlias = SparseProbs  # noqa: Y015
 
 @_typing.final
 class Cancel(_message.Message):
@@ -572,6 +807,7 @@ class Verdict(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CHAIN_ID_FIELD_NUMBER: _builtins.int
     DEPTH_HINT_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Session epoch from Opened."""
     base: _builtins.int
@@ -592,6 +828,10 @@ class Verdict(_message.Message):
         generation ended before it; 1 or more.
         """
 
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
+        """One for each of token_ids when SamplingParams.logprobs asks for them, else none."""
+
     def __init__(
         self,
         *,
@@ -602,14 +842,51 @@ class Verdict(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         chain_id: _builtins.int = ...,
         depth_hint: _builtins.int = ...,
+        logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "chain_id", b"chain_id", "depth_hint", b"depth_hint", "epoch", b"epoch", "num_accepted", b"num_accepted", "num_verified", b"num_verified", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "chain_id", b"chain_id", "depth_hint", b"depth_hint", "epoch", b"epoch", "logprobs", b"logprobs", "num_accepted", b"num_accepted", "num_verified", b"num_verified", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
+
+@_typing.final
+class TokenLogprobs(_message.Message):
+    """TokenLogprobs are natural logarithms of the target's probabilities at one position, from its plain logits: no
+    bias, penalty, mask, temperature or filter.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    TOP_IDS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    logprob: _builtins.float
+    """Of the emitted id."""
+    @_builtins.property
+    def top_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The likeliest ids, most likely first, as many as were asked for."""
+
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Theirs."""
+
+    def __init__(
+        self,
+        *,
+        logprob: _builtins.float = ...,
+        top_ids: _abc.Iterable[_builtins.int] | None = ...,
+        top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "top_ids", b"top_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
 
 @_typing.final
 class Finished(_message.Message):
@@ -654,6 +931,7 @@ class Usage(_message.Message):
     NUM_REJECTED_FIELD_NUMBER: _builtins.int
     NUM_DISCARDED_FIELD_NUMBER: _builtins.int
     NUM_STALE_FRAMES_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
     num_prompt: _builtins.int
     """Prompt ids."""
     num_emitted: _builtins.int
@@ -672,6 +950,8 @@ class Usage(_message.Message):
     """Draft ids never checked: overtaken, replaced, or left at the end."""
     num_stale_frames: _builtins.int
     """Late or repeated frames dropped."""
+    seed: _builtins.int
+    """Seed that was used; absent when nothing was drawn."""
     def __init__(
         self,
         *,
@@ -684,11 +964,14 @@ class Usage(_message.Message):
         num_rejected: _builtins.int = ...,
         num_discarded: _builtins.int = ...,
         num_stale_frames: _builtins.int = ...,
+        seed: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "seed", b"seed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_accepted", b"num_accepted", "num_discarded", b"num_discarded", "num_drafted", b"num_drafted", "num_emitted", b"num_emitted", "num_prompt", b"num_prompt", "num_rejected", b"num_rejected", "num_stale_frames", b"num_stale_frames", "num_steps", b"num_steps", "num_verified", b"num_verified"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "num_accepted", b"num_accepted", "num_discarded", b"num_discarded", "num_drafted", b"num_drafted", "num_emitted", b"num_emitted", "num_prompt", b"num_prompt", "num_rejected", b"num_rejected", "num_stale_frames", b"num_stale_frames", "num_steps", b"num_steps", "num_verified", b"num_verified", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
 
 Global___Usage: _TypeAlias = Usage  # noqa: Y015

@@ -11,8 +11,8 @@ Versioning. `protocol_revision` is 1. A later revision only adds fields and fram
 meets a oneof frame it does not know ends the stream with UNIMPLEMENTED, never ignores it.
 Numbers kept for what is planned (see docs/architecture.md):
   Open 20-29 resume and reconciliation, 30-39 posture, tier and canary, 40-49 identity and traffic shape
-  Draft 10-14 sparse draft distributions, 15-19 token trees
-  Verdict 10-19 log-probabilities, 20-29 trees
+  Draft 15-19 token trees
+  Verdict 20-29 trees
   DecodeResponse 10-19 retraction, posture change, drain
   Finished 10-19 receipts
 """

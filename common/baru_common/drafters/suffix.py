@@ -1,0 +1,99 @@
+"""Suffix decoding: what followed the longest run of ids that occurred before, in this session or in the node's texts.
+
+Oliaro et al., "SuffixDecoding" (2024). Of all places where the longest match occurs, the ids that most of them go on
+with are proposed, as long as enough of them agree. Session and corpus each make an offer; the one that promises more
+accepted ids is taken. No model, no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from baru_common.sampling import SamplingContext
+
+from .base import Proposal
+from .suffix_index import SEPARATOR, SuffixIndex
+
+_MOST_PLACES = 8
+_LEAST_SHARE = 0.1
+"""A continuation ends where fewer of the places than this still agree with it."""
+
+
+@dataclass(frozen=True)
+class SuffixDrafter:
+    """Proposes from the session's own ids and from an index over texts of the node."""
+
+    index: SuffixIndex = field(default_factory=SuffixIndex)
+    longest: int = 32
+    """Longest run of ids that is looked for."""
+
+    family = "suffix"
+    vocabulary = None
+    tokens_per_call = 64
+    blocking = False
+
+    def start(self, sampling: SamplingContext | None = None) -> SuffixStream:  # noqa: ARG002
+        return SuffixStream(self.index, self.longest)
+
+
+@dataclass
+class SuffixStream:
+    """Index of one session: each pair of committed ids -> where it last ended."""
+
+    index: SuffixIndex
+    longest: int
+    _num_indexed: int = 0
+    _ends: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
+
+    def propose(self, ids: Sequence[int], num_committed: int, max_tokens: int) -> Proposal:
+        """See `DraftStream`."""
+        self._index(ids, num_committed)
+        own_length, own_places = self._find(ids, num_committed, max_tokens)
+        length, places = self.index.find(ids, self.longest, _MOST_PLACES, max_tokens)
+        own_score, own = continuation(own_places, max_tokens)
+        score, other = continuation(places, max_tokens)
+        return Proposal(own if (own_score, own_length) >= (score, length) else other)
+
+    def _find(self, ids: Sequence[int], num_committed: int, max_tokens: int) -> tuple[int, list[Sequence[int]]]:
+        """As `SuffixIndex.find`, in the session itself."""
+        for n in (2, 1):
+            if ends := self._ends.get(tuple(ids[-n:])):
+                lengths = [n + self._agreement(ids, end - n, len(ids) - n) for end in ends]
+                longest = max(lengths)
+                followed = (end for end, length in zip(ends, lengths, strict=True) if length == longest)
+                return longest, [ids[end : min(end + max_tokens, num_committed)] for end in followed]
+        return 0, []
+
+    def _agreement(self, ids: Sequence[int], end: int, other: int) -> int:
+        length, most = 0, min(end, self.longest)
+        while length < most and ids[end - 1 - length] == ids[other - 1 - length]:
+            length += 1
+        return length
+
+    def _index(self, ids: Sequence[int], num_committed: int) -> None:
+        # A run is entered when an id follows it, so a look-up never finds itself.
+        for end in range(max(self._num_indexed, 1), num_committed):
+            self._ends[(ids[end - 1],)] = [end]
+            if end > 1:
+                ends = self._ends.setdefault((ids[end - 2], ids[end - 1]), [])
+                ends.append(end)
+                del ends[:-_MOST_PLACES]
+        self._num_indexed = num_committed
+
+
+def continuation(places: Sequence[Sequence[int]], max_tokens: int) -> tuple[float, list[int]]:
+    """Return what most of `places` go on with, and its expected accepted length: the sum over its ids of the share
+    of places that agree so far."""
+    num_places, proposed, score = len(places), [], 0.0
+    for depth in range(max_tokens):
+        tokens = [place[depth] for place in places if depth < len(place)]
+        token = tokens[0] if len(set(tokens)) == 1 else max(tokens, key=tokens.count, default=SEPARATOR)
+        num_votes = tokens.count(token)
+        if token == SEPARATOR or num_votes < _LEAST_SHARE * num_places:
+            break
+        proposed.append(token)
+        score += num_votes / num_places
+        if num_votes < len(places):
+            places = [place for place in places if depth < len(place) and place[depth] == token]
+    return score, proposed
