@@ -155,9 +155,9 @@ async def _own_time() -> dict[str, dict[str, float]]:
         watch.mark("plan")
         return planned
 
-    def timed_learn(plan: Plan, step_s: float) -> None:
+    def timed_learn(plan: Plan, step_s: float, draft_s: float = 0.0) -> None:
         watch.mark("wake up")
-        learn(plan, step_s)
+        learn(plan, step_s, draft_s)
         watch.mark("learn")
 
     async def timed_verify(feeds: Sequence[Feed]) -> list[Decision | BaruError]:

@@ -110,6 +110,7 @@ class Verdict:
     token_ids: tuple[int, ...]
     chain_id: int = 0
     depth_hint: int = 0
+    num_guessed: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
@@ -132,6 +133,7 @@ class Usage:
     num_rejected: int
     num_discarded: int
     num_stale_frames: int
+    num_guessed: int = 0
     seed: int | None = None
 
     @property

@@ -66,6 +66,7 @@ def encode_response(frame: frames.HubFrame) -> pb.DecodeResponse:
                 token_ids=frame.token_ids,
                 chain_id=frame.chain_id,
                 depth_hint=frame.depth_hint,
+                num_guessed=frame.num_guessed,
                 logprobs=[
                     pb.TokenLogprobs(
                         logprob=entry.logprob,
@@ -204,7 +205,8 @@ def decode_response(message: pb.DecodeResponse) -> frames.HubFrame:
     if kind == "verdict":
         v = message.verdict
         num_emitted = len(v.token_ids)
-        if not num_emitted or not num_emitted - 1 <= v.num_accepted <= min(num_emitted, v.num_verified):
+        num_drafted = v.num_accepted + v.num_guessed
+        if not num_emitted or not num_emitted - 1 <= num_drafted <= num_emitted or v.num_accepted > v.num_verified:
             raise errors.ProtocolViolation(f"the hub sent a verdict that contradicts itself: {v!r}")
         if len(v.logprobs) not in (0, num_emitted):
             raise errors.ProtocolViolation(f"the hub sent {len(v.logprobs)} log-probabilities for {num_emitted} ids")
@@ -215,7 +217,15 @@ def decode_response(message: pb.DecodeResponse) -> frames.HubFrame:
             for entry in v.logprobs
         )
         return frames.Verdict(
-            v.epoch, v.base, v.num_verified, v.num_accepted, tuple(v.token_ids), v.chain_id, v.depth_hint, logprobs
+            epoch=v.epoch,
+            base=v.base,
+            num_verified=v.num_verified,
+            num_accepted=v.num_accepted,
+            token_ids=tuple(v.token_ids),
+            chain_id=v.chain_id,
+            depth_hint=v.depth_hint,
+            num_guessed=v.num_guessed,
+            logprobs=logprobs,
         )
     if kind == "heartbeat":
         return frames.Heartbeat(message.heartbeat.sequence, message.heartbeat.sent_ns)

@@ -16,10 +16,20 @@ from .verifier import Verifier
 __all__ = ["Acceptance", "Engine", "Verifier", "load_engine"]
 
 
-def load_engine(target: str, *, dtype: str = "bfloat16", device: str = "cpu", kv_cache_mb: int = 1024) -> Engine:
-    """Load a target into the embedded engine; ModelFileError when it cannot be served."""
+def load_engine(
+    target: str,
+    *,
+    dtype: str = "bfloat16",
+    device: str = "cpu",
+    kv_cache_mb: int = 1024,
+    drafter: str | None = None,
+) -> Engine:
+    """Load a target into the embedded engine, and the hub's own drafter if one is named.
+
+    ModelFileError when the target cannot be served or the drafter does not fit it.
+    """
     from baru_common.model_files import load
 
     from .engines.transformers import TransformersEngine
 
-    return TransformersEngine(load(target, dtype=dtype, device=device), kv_cache_mb=kv_cache_mb)
+    return TransformersEngine(load(target, dtype=dtype, device=device), kv_cache_mb=kv_cache_mb, drafter=drafter)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -44,6 +45,9 @@ def serve(
     profile: Annotated[
         str | None, typer.Option(help="Device that a simulated target takes its time from, e.g. thor-qwen3-8b-int4.")
     ] = None,
+    drafter: Annotated[
+        str | None, typer.Option(help="Draft at the hub, too: early_exit:LAYERS, eagle3:PATH, mtp or dflash:PATH.")
+    ] = None,
     kv_cache_mb: Annotated[int, typer.Option(help="Memory for keys and values, MB; it bounds all sessions.")] = 1024,
     listen: Annotated[str, typer.Option(help="HOST:PORT to serve on; port 0 takes a free one.")] = DEFAULT_LISTEN,
     dtype: Annotated[str, typer.Option(help="Numeric type of the target: bfloat16, float32 or float16.")] = "bfloat16",
@@ -74,10 +78,10 @@ def serve(
     )
     say = Say(json_output=json_output)
     with say.loading(profile or target):
-        if engine == "simulated":
+        if engine == "simulated" and drafter is None:
             runs: Engine = _simulated_engine(profile)
         elif engine == "transformers" and profile is None:
-            runs = _transformers_engine(target, dtype, device, threads, kv_cache_mb)
+            runs = _transformers_engine(target, dtype, device, threads, kv_cache_mb, drafter)
         else:
             raise ConfigError(
                 f"--engine {engine} with --profile {profile} is no engine",
@@ -97,6 +101,35 @@ def prepare(
     with Say(json_output=False).loading(target):
         loaded = load(target, dtype=dtype)
     typer.echo(f"{loaded.files.name}: {loaded.vocabulary.size} ids, fingerprint {loaded.fingerprint.hex()[:16]}")
+
+
+@app.command()
+def distill(
+    text: Annotated[list[Path], typer.Argument(help="Files of text that the target wrote (.npz).")],
+    out: Annotated[Path, typer.Option(help="Folder of the head; a run that was interrupted goes on from there.")],
+    target: Annotated[str, typer.Option(help="Target model, as for serve.")] = DEFAULT_TARGET,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Time to train.")] = 60.0,
+    draft_vocab_size: Annotated[int, typer.Option(min=2, help="Ids that the head can draft.")] = 8192,
+    device: Annotated[str, typer.Option(help="Device, as torch names it.")] = "cpu",
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves the choice to torch.")] = 0,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+) -> None:
+    """Train an EAGLE-3 head for a target. Serve it with --drafter eagle3:FOLDER."""
+    configure_logs(verbose=verbose)
+    locate(target)
+    import torch
+
+    from .distill.texts import read_texts
+    from .distill.train import Recipe, Training
+
+    if threads:
+        torch.set_num_threads(threads)
+    texts = read_texts(text)
+    with Say(json_output=False).loading(target):
+        loaded = load(target, device=device)
+    training = Training(loaded, texts, out, Recipe(draft_vocab_size=draft_vocab_size))
+    training.run(minutes * 60, lambda line: typer.echo(line))
+    typer.echo(f"the head is in {out}")
 
 
 class Say:
@@ -127,13 +160,15 @@ def _simulated_engine(profile: str | None) -> Engine:
     return SimulatedEngine(DeviceProfile.load(profile or ""))
 
 
-def _transformers_engine(target: str, dtype: str, device: str, threads: int, kv_cache_mb: int) -> Engine:
+def _transformers_engine(
+    target: str, dtype: str, device: str, threads: int, kv_cache_mb: int, drafter: str | None
+) -> Engine:
     locate(target)  # what is missing is said before the slow imports
     import torch
 
     if threads:
         torch.set_num_threads(threads)
-    return load_engine(target, dtype=dtype, device=device, kv_cache_mb=kv_cache_mb)
+    return load_engine(target, dtype=dtype, device=device, kv_cache_mb=kv_cache_mb, drafter=drafter)
 
 
 async def _serve(engine: Engine, config: HubConfig, say: Say) -> None:

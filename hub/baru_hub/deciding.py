@@ -14,6 +14,7 @@ from baru_common.sampling.sampler import Sampler
 from .acceptance import Decision
 from .rejection import check_block, check_singly
 from .session import Block
+from .tree import TokenTree
 
 
 def decide(logits: torch.Tensor, sampler: Sampler, committed: Sequence[int], block: Block) -> Decision:
@@ -26,11 +27,23 @@ def decide(logits: torch.Tensor, sampler: Sampler, committed: Sequence[int], blo
     if params.sampling_mode is SamplingMode.REJECTION and not params.is_greedy:
         decision = _checked_by_rejection(logits, sampler, committed, block)
     else:
-        ids = [*committed, *block.draft]
-        decision = Decision(tuple(sampler.choose(logits, ids, len(committed), len(committed))))
+        decision = Decision(tuple(_chosen(logits, sampler, committed, block.tree)))
     if params.logprobs is None:
         return decision
     return Decision(decision.ids, decision.num_accepted, _logprobs(logits, decision.ids, params.logprobs))
+
+
+def _chosen(logits: torch.Tensor, sampler: Sampler, committed: Sequence[int], tree: TokenTree) -> list[int]:
+    """Return the target's id after the last committed one and after each node, each on its own path."""
+    num_committed = len(committed)
+    runs = tree.runs() or [range(0)]
+    first = [*committed, *(tree.ids[node] for node in runs[0])]
+    chosen = sampler.choose(logits[: len(runs[0]) + 1], first, num_committed, num_committed)
+    for run in runs[1:]:
+        after = num_committed + tree.depths[run.start] + 1
+        rows = logits[run.start + 1 : run.stop + 1]
+        chosen += sampler.choose(rows, [*committed, *tree.path(run[-1])], after, num_committed)
+    return chosen
 
 
 def _checked_by_rejection(logits: torch.Tensor, sampler: Sampler, committed: Sequence[int], block: Block) -> Decision:

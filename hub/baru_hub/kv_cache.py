@@ -6,7 +6,7 @@ the pass to their slots, and a registered attention function that attends segmen
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -83,13 +83,17 @@ class _PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transfor
         return -1
 
 
+SCRATCH_SLOTS = 1024
+"""Room for ids beside the first paths of a pass's trees."""
+
+
 class PagedCache(Cache):
-    """The pages of all layers. `num_pages` of `page_size` ids, and one spare page after them."""
+    """The pages of all layers. `num_pages` of `page_size` ids, one spare page after them, and scratch slots."""
 
     def __init__(
         self, shape: KvShape, num_pages: int, page_size: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        num_slots = (num_pages + 1) * page_size
+        num_slots = (num_pages + 1) * page_size + SCRATCH_SLOTS
         self.spare_page = num_pages
         self.page_size = page_size
         self._pages = [_PagedLayer(shape, num_slots, dtype, device) for _ in range(shape.num_layers)]
@@ -99,6 +103,14 @@ class PagedCache(Cache):
         """Say where the rows of the next pass go ([num_rows])."""
         for layer in self._pages:
             layer.slots = slots
+
+    def move(self, slots: list[tuple[int, int]]) -> None:
+        """Copy keys and values from slot to slot, all at once."""
+        device = self._pages[0].keys.device
+        sources, targets = torch.tensor(slots, device=device).unbind(1)
+        for layer in self._pages:
+            layer.keys[targets] = layer.keys[sources]
+            layer.values[targets] = layer.values[sources]
 
     def check_used(self) -> None:
         """EngineFailure unless every layer has written as often as the first: a model that keeps its state elsewhere,
@@ -127,6 +139,10 @@ class AttentionPlan:
         """Prepare `batch` for a model with `group` query heads to each key-value head."""
         return cls(tuple(_SegmentPlan.of(segment, page_size, group, device) for segment in batch.segments))
 
+    def seeing_all(self) -> AttentionPlan:
+        """Return the plan in which a segment's rows see each other whole, not only those before them."""
+        return AttentionPlan(tuple(replace(s, mask=s.mask | s.mask.any(dim=0)) for s in self.segments))
+
 
 @dataclass(frozen=True)
 class _SegmentPlan:
@@ -144,11 +160,13 @@ class _SegmentPlan:
         pages = segment.pages
         num_rows = segment.end - segment.start
         padding = -num_rows * group % QUERY_ROWS
-        if all(b == a + 1 for a, b in pairwise(pages)):
+        if not segment.moved and all(b == a + 1 for a, b in pairwise(pages)):
             keys: slice | torch.Tensor = slice(pages[0] * page_size, (pages[-1] + 1) * page_size)
         else:
             offsets = torch.arange(page_size, device=device)
             keys = (torch.tensor(pages, device=device)[:, None] * page_size + offsets).flatten()
+            for position, slot in segment.moved:
+                keys[position] = slot
         last = torch.arange(segment.first_position, segment.first_position + num_rows, device=device).repeat(group)
         last = pad(last, (0, padding))  # a padding row attends to the first key: something finite
         mask = torch.arange(len(pages) * page_size, device=device) <= last[:, None]

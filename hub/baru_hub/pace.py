@@ -15,6 +15,7 @@ _DEEPER, _SHALLOWER = 1.15, 0.95
 pays less than this. In between expected throughput is so flat that flapping would buy nothing."""
 _PROBE_FIRST, _PROBE_LAST = 8, 128
 """Steps between two probes of a drafter that earns nothing: doubled up to the last as it keeps failing."""
+_BESIDE_PRIOR, _BESIDE_WEIGHT, _BESIDE_DISCOUNT = 0.2, 4.0, 0.99
 
 
 @dataclass
@@ -75,6 +76,53 @@ class Answers:
     def num_ids_after(self, spare_s: float) -> float:
         """Ids there `spare_s` after the first answer."""
         return self.num_ids + max(spare_s, 0.0) * self.ids_per_s
+
+
+@dataclass
+class OwnPace:
+    """Scheduling state of the hub's own drafter in one session."""
+
+    max_depth: int = 16
+    survival: Survival = field(init=False)
+    depth: int = 0
+    """Positions that its path goes past the node's draft, as of the last plan."""
+    width: int = 1
+    """Guesses at each position, as of the last plan."""
+    _hits: float = 0.0
+    _tries: float = 0.0
+    _idle: int = 0
+    _probe_interval: int = _PROBE_FIRST
+
+    def __post_init__(self) -> None:
+        self.survival = Survival(self.max_depth)
+
+    @property
+    def beside(self) -> float:
+        """Chance that a leaf is right where the path is wrong."""
+        return (self._hits + _BESIDE_PRIOR * _BESIDE_WEIGHT) / (self._tries + _BESIDE_WEIGHT)
+
+    @property
+    def probing(self) -> bool:
+        """It does not pay, but it is time to look again."""
+        return self._idle >= self._probe_interval
+
+    def learn(self, num_tried: int, num_accepted: int) -> None:
+        """Learn how many of its path's ids held."""
+        if not num_tried:
+            return
+        self.survival.observe(num_tried, num_accepted)
+        in_vain = num_accepted == 0 and self.probing
+        self._probe_interval = min(2 * self._probe_interval, _PROBE_LAST) if in_vain else _PROBE_FIRST
+        self._idle = 0
+
+    def learn_beside(self, *, hit: bool) -> None:
+        """Learn from a leaf where the path was wrong."""
+        self._hits = _BESIDE_DISCOUNT * self._hits + hit
+        self._tries = _BESIDE_DISCOUNT * self._tries + 1
+
+    def rest(self) -> None:
+        """A step is taken without it."""
+        self._idle += 1
 
 
 @dataclass

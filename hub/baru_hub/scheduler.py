@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Protocol
 
 from .cost_model import CostModel, StepShape
@@ -30,6 +31,10 @@ _MARGIN = 1.02
 _STALL = 2.0
 """A piece of a prompt may stretch a step that others decode in to this many times its length."""
 _MIN_PIECE = 16
+_PASS_SHARE, _PASS_EWMA = 0.1, 0.1
+"""Time of a pass of the hub's own drafter in plain steps until it is known, and how fast it is learned."""
+_OWN_MARGIN = 1.03
+"""Another depth of the hub's own drafter must promise this much more than the present one."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,8 @@ class Scheduler(Protocol):
     def plan(self, sessions: Sequence[Session], now_s: float) -> Plan:
         """Return the next step, or how long to wait for a draft before the next one."""
 
-    def learn(self, plan: Plan, step_s: float) -> None:
-        """Learn from a step that took `step_s`."""
+    def learn(self, plan: Plan, step_s: float, draft_s: float = 0.0) -> None:
+        """Learn from a step that took `step_s`, after the hub's own drafter had taken `draft_s`."""
 
 
 @dataclass
@@ -69,6 +74,11 @@ class GoodputScheduler:
     """Most prompt ids fed in a step."""
     max_patience_s: float = 0.25
     """Longest wait for a draft, whatever it promises."""
+    _pass_s: float = field(init=False)
+    """Time of one pass of the hub's own drafter: one position of each session that it drafts for."""
+
+    def __post_init__(self) -> None:
+        self._pass_s = _PASS_SHARE * self.cost.predict_s(StepShape(1, 1, 0))
 
     def plan(self, sessions: Sequence[Session], now_s: float) -> Plan:
         """Return the next step, or how long to wait for a draft before the next one."""
@@ -81,13 +91,18 @@ class GoodputScheduler:
             return Plan(wait_s=wait_s)
         for session in decoding:
             session.pace.answers.settle(answered=bool(session.tail))
+            if session.own and session.own.depth == 0:
+                session.own.rest()
         blocks = [(s, s.next_block(s.pace.checked_depth, self.max_prefill)) for s in decoding]
         blocks += self._prompt_pieces(prefilling, Plan(tuple(blocks)).shape)
         return Plan(tuple(blocks))
 
-    def learn(self, plan: Plan, step_s: float) -> None:
-        """Learn from a step that took `step_s`."""
+    def learn(self, plan: Plan, step_s: float, draft_s: float = 0.0) -> None:
+        """Learn from a step that took `step_s`, after the hub's own drafter had taken `draft_s`."""
         self.cost.observe(plan.shape, step_s)
+        num_passes = max((block.num_path for _, block in plan.blocks), default=0)
+        if num_passes:
+            self._pass_s += _PASS_EWMA * (draft_s / num_passes - self._pass_s)
 
     # -- depth
 
@@ -106,6 +121,40 @@ class GoodputScheduler:
             session.pace.adjust_depth(gain, price)
             ids_per_step = 1 + sum(gain[: session.pace.depth])
             session.pace.adjust_window(step_s, ids_per_step, session.mailbox.max_ahead)
+        self._set_own_depths([s for s in sessions if s.own], num_ids, max(step_s, 1e-9))
+
+    # -- the hub's own drafter
+
+    def _set_own_depths(self, sessions: Sequence[Session], num_ids: float, step_s: float) -> None:
+        """Say how far the hub itself drafts on for each session: as far as that raises ids per second.
+
+        A position costs a row, and a pass of the drafter that it shares with the other sessions; to go on from a
+        node's draft costs a pass for each of its ids, too.
+        """
+        for session in sessions:
+            if session.own is None:
+                continue
+            own, gains = session.own, session.pace.survival.gains()
+            chain = gains[: min(session.pace.checked_depth, len(session.tail))]
+            reach = [*accumulate(gain * (chain[-1] if chain else 1.0) for gain in own.survival.gains())]
+            pass_s = self._pass_s / len(sessions)
+            rates = [num_ids / step_s] + [
+                (num_ids + gained) / (step_s + depth * self.cost.row_s + (len(chain) + depth) * pass_s)
+                for depth, gained in enumerate(reach, start=1)
+            ]
+            best = max(range(len(rates)), key=rates.__getitem__)
+            if best == 0 or own.depth >= len(rates) or rates[best] > _OWN_MARGIN * rates[own.depth]:
+                own.depth = best
+            if own.depth == 0:
+                own.depth = int(own.probing)
+            own.width = 2 if own.depth and self._leaves_pay(chain, reach, own.beside, rates[0]) else 1
+
+    def _leaves_pay(self, chain: list[float], reach: list[float], beside: float, ids_per_s: float) -> bool:
+        """True when a second guess at each position earns more than its row costs, on average over the path."""
+        gains = [*chain, *(b - a for a, b in pairwise([0.0, *reach]))]
+        survives = [1.0, *gains]
+        misses = sum(before - after for before, after in pairwise(survives))
+        return misses * beside > len(gains) * self.cost.row_s * ids_per_s
 
     # -- patience
 
@@ -182,6 +231,7 @@ def _awaits(session: Session) -> bool:
     """The node has been asked for a draft and has not answered yet, and one would be of use."""
     return (
         session.has_drafter
+        and not (session.own and session.own.depth)  # it has something to check meanwhile
         and session.pace.checked_depth > 0
         and session.pace.asked > 0
         and session.pace.answers.may_wait

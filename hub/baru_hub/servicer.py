@@ -63,6 +63,7 @@ class DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
             async for frame in live.frames():
                 yield wire.encode_response(frame)
         except BaruError as error:
+            reader.cancel()  # before the call is aborted, or reading from it fails with an error of its own
             await _abort(context, error)
         finally:
             reader.cancel()

@@ -11,16 +11,17 @@ after it   committed += accepted + 1, cached = committed - 1 rows fed but reject
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from baru_common.errors import InvalidRequest
-from baru_common.frames import Finished, FinishReason, Usage, Verdict
+from baru_common.frames import Finished, FinishReason, TokenLogprobs, Usage, Verdict
 from baru_common.sampling import NO_ID, SamplingContext, SparseProbs
 from baru_common.tokens import StopScanner
 
 from .acceptance import Acceptance, Decision, accept, stop
 from .mailbox import Mailbox
-from .pace import Pace
+from .pace import OwnPace, Pace
+from .tree import TokenTree
 
 _MAX_STAMPS = 512
 
@@ -39,6 +40,31 @@ class Block:
     """Chain that the draft is of."""
     draft_probs: tuple[SparseProbs, ...] = ()
     """What each draft id was drawn from; none at all: they were picked, not drawn."""
+    parents: tuple[int, ...] | None = None
+    """As of `TokenTree`, when the draft is a tree; None: it is a chain."""
+    num_chain: int | None = None
+    """Leading draft ids that the node drafted; those after them are the hub's own. None: all."""
+    own_depth: int = 0
+    """Positions that the hub's own drafter is to add to the draft; 0: none."""
+    own_width: int = 1
+    """Guesses that it makes at each position."""
+    num_path: int = 0
+    """Leading draft ids that are one path: the node's, and the hub's on from there. Those after them are leaves."""
+
+    @property
+    def tree(self) -> TokenTree:
+        """The draft as a tree."""
+        return TokenTree.chain(self.draft) if self.parents is None else TokenTree(self.draft, self.parents)
+
+    def extended(self, path: Sequence[int], leaves: Sequence[Sequence[int]]) -> Block:
+        """Return the block with the hub's own guesses: `path` begins with the node's draft and goes on from it, each
+        leaf is a path that ends in one other guess."""
+        tree = TokenTree.merged([path, *leaves])
+        return replace(self, draft=tree.ids, parents=tree.parents, num_chain=len(self.draft), num_path=len(path))
+
+    def has_leaf(self, depth: int) -> bool:
+        """True when there is a guess beside the path at this depth."""
+        return self.parents is not None and depth - 1 in self.parents[self.num_path :]
 
 
 @dataclass(eq=False)
@@ -59,6 +85,10 @@ class Session:
     num_steps: int = 0
     num_verified: int = 0
     num_accepted: int = 0
+    num_guessed: int = 0
+    """Ids emitted that the hub's own drafter had guessed."""
+    own: OwnPace | None = None
+    """What is known of the hub's own drafter in this session; None: there is none."""
     decided_at: dict[int, float] = field(default_factory=dict)
     """Committed length -> clock when it was reached, for lengths that a chain may still fork from."""
     tail: Sequence[int] = ()
@@ -107,9 +137,19 @@ class Session:
         if len(pending) < self.num_pending:
             return Block(tuple(pending), decides=False)
         # One id is emitted in any case, so a draft of all the room could not be used whole.
-        depth = min(max_draft, self.room - 1)
-        draft = tuple(self.mailbox.usable(self.committed)[:depth])
-        return Block(tuple(pending), draft, True, self.mailbox.chain_id, self.mailbox.draft_probs(len(draft)))
+        most = self.room - 1
+        draft = tuple(self.mailbox.usable(self.committed)[: min(max_draft, most)])
+        own_depth, own_width = 0, 1
+        if self.own and len(pending) == 1:  # the hub's drafter reads what was computed before the last id
+            own_depth, own_width = min(self.own.depth, most - len(draft)), self.own.width
+        return Block(
+            tuple(pending),
+            draft,
+            chain_id=self.mailbox.chain_id,
+            draft_probs=self.mailbox.draft_probs(len(draft)),
+            own_depth=own_depth,
+            own_width=own_width,
+        )
 
     def take(self, block: Block, decision: Decision) -> Verdict | None:
         """Commit what the target decided for `block`; None for a piece of a prompt.
@@ -120,7 +160,7 @@ class Session:
         if not block.decides:
             self.num_cached += len(block.pending)
             return None
-        outcome = self._stopped(accept(block.draft, decision))
+        outcome = self._stopped(accept(block.tree, decision, block.num_chain))
         base = len(self.committed)
         if outcome.num_accepted < outcome.num_verified:
             self.mailbox.refute()
@@ -130,7 +170,9 @@ class Session:
         self.num_steps += 1
         self.num_verified += outcome.num_verified
         self.num_accepted += outcome.num_accepted
+        self.num_guessed += outcome.num_guessed
         self.pace.learn(outcome.num_verified, outcome.num_accepted)
+        self._learn_own(block, outcome)
         self.pace.asked = self.pace.window
         return Verdict(
             epoch=self.epoch,
@@ -140,8 +182,25 @@ class Session:
             token_ids=outcome.emitted,
             chain_id=block.chain_id if outcome.num_verified else 0,
             depth_hint=self.pace.window,
-            logprobs=decision.logprobs[: len(outcome.emitted)],
+            num_guessed=outcome.num_guessed,
+            logprobs=self._logprobs(decision, outcome),
         )
+
+    def _logprobs(self, decision: Decision, outcome: Acceptance) -> tuple[TokenLogprobs, ...]:
+        if not decision.logprobs:
+            return ()
+        return tuple(decision.logprobs[place] for place in outcome.places[: len(outcome.emitted)])
+
+    def _learn_own(self, block: Block, outcome: Acceptance) -> None:
+        """Tell the hub's drafter how far its own path held, from where the node's draft ended, and its leaves."""
+        if self.own is None or block.num_chain is None:
+            return
+        nodes = [place - 1 for place in outcome.places[1:]]
+        num_held = sum(node < block.num_path for node in nodes)
+        if num_held >= block.num_chain:
+            self.own.learn(block.num_path - block.num_chain, num_held - block.num_chain)
+        if block.has_leaf(num_held):
+            self.own.learn_beside(hit=len(nodes) > num_held)
 
     def _stopped(self, acceptance: Acceptance) -> Acceptance:
         """Cut what is emitted where the output ends, if it ends here."""
@@ -150,8 +209,10 @@ class Session:
             pieces = (self.sampling.vocabulary.text_bytes(i) for i in acceptance.emitted if i >= 0)
             text_end = next((i + 1 for i, piece in enumerate(pieces) if self._scanner.push(piece)), None)
         outcome = stop(acceptance, self._stop_ids, self.room, text_end)
-        if min(outcome.emitted) < 0:
-            position = len(self.committed) + outcome.emitted.index(NO_ID) - self.num_prompt
+        if outcome.emitted[-1] == NO_ID:
+            if before := outcome.emitted[:-1]:  # emitted first, as it would be without drafts
+                return replace(outcome, num_verified=outcome.num_accepted, emitted=before, finish=None)
+            position = len(self.committed) - self.num_prompt
             raise InvalidRequest(
                 f"the request leaves no id to choose at output position {position}",
                 hint="check what grammar, allowed_ids, banned_ids and min_tokens forbid together",
@@ -171,6 +232,7 @@ class Session:
             num_rejected=self.num_verified - self.num_accepted,
             num_discarded=num_drafted - self.num_verified,
             num_stale_frames=self.mailbox.num_stale_frames,
+            num_guessed=self.num_guessed,
             seed=None if self.sampling.params.is_greedy else self.sampling.params.seed,
         )
         return Finished(reason, usage)

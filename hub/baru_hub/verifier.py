@@ -36,13 +36,13 @@ from baru_common.frames import (
     Open,
     Opened,
 )
-from baru_common.sampling import SamplingContext, SamplingParams
+from baru_common.sampling import SamplingContext, SamplingMode, SamplingParams
 from baru_common.sampling.guide import Guide
 
 from .acceptance import Acceptance, Decision, accept
-from .engines import Engine, EngineSpec, Feed
+from .engines import Engine, EngineSpec, Feed, Want
 from .mailbox import Mailbox
-from .pace import Pace
+from .pace import OwnPace, Pace
 from .scheduler import GoodputScheduler, Plan, Scheduler
 from .session import Block, Session
 
@@ -257,10 +257,12 @@ class Verifier:
     async def _step(self, plan: Plan, scheduler: Scheduler) -> None:
         lives = {live.state.session_id: live for live in self._live}
         work = [(lives[state.session_id], block) for state, block in plan.blocks]
-        feeds = [Feed(live.sequence, live.state.num_cached, block) for live, block in work]
-        start_s = self._clock()
+        start_s = draft_end_s = self._clock()
         try:
             async with self._engine_free:
+                work = await self._extend(work)
+                draft_end_s = self._clock()
+                feeds = [Feed(live.sequence, live.state.num_cached, block) for live, block in work]
                 decisions = await self._engine.verify(feeds)
             if len(decisions) != len(feeds):
                 raise EngineFailure(f"the engine returned {len(decisions)} results for {len(feeds)} sequences")
@@ -270,12 +272,34 @@ class Verifier:
             for live, _ in work:
                 live.fail(failure)
             return
-        scheduler.learn(plan, self._clock() - start_s)
+        taken = Plan(tuple((live.state, block) for live, block in work))
+        scheduler.learn(taken, self._clock() - draft_end_s, draft_end_s - start_s)
         for (live, block), decision in zip(work, decisions, strict=True):
             try:
                 self._commit(live, block, _sound(decision))
             except BaruError as error:
                 live.fail(error)
+
+    async def _extend(self, work: list[tuple[LiveSession, Block]]) -> list[tuple[LiveSession, Block]]:
+        """Let the engine's own drafter add to the blocks for which the plan says so."""
+        wanting = [(live, block) for live, block in work if block.own_depth]
+        if not wanting:
+            return work
+        wants = [
+            Want(live.sequence, live.state.committed, block.draft, block.own_depth, block.own_width)
+            for live, block in wanting
+        ]
+        try:
+            guesses = await self._engine.draft(wants)
+        except Exception:  # drafts are hints: these sessions go on without
+            _log.exception("drafting for %d sessions failed; they are served without the hub's drafter", len(wants))
+            for live, _ in wanting:
+                live.state.own = None
+            return work
+        extended = {
+            live: block.extended(made.path, made.leaves) for (live, block), made in zip(wanting, guesses, strict=True)
+        }
+        return [(live, extended.get(live, block)) for live, block in work]
 
     def _commit(self, live: LiveSession, block: Block, decision: Decision) -> None:
         if live.closed:  # cancelled while its block was under way
@@ -313,11 +337,17 @@ class Verifier:
             mailbox=Mailbox(spec.vocabulary.size, self._limits.max_draft_ahead),
             pace=Pace(self._max_depth),
             has_drafter=request.drafter is not None,
+            own=OwnPace(self._max_depth) if self._drafts_itself(params) else None,
             committed=list(request.prompt_ids),
             num_cached=allocation.num_cached,
         )
         state.stamp(self._clock())
         return LiveSession(state, allocation.sequence, self._clock, self._awake.set)
+
+    def _drafts_itself(self, params: SamplingParams) -> bool:
+        # Rejection sampling checks one chain against the distributions that it was drawn from: the node's.
+        by_rejection = params.sampling_mode is SamplingMode.REJECTION and not params.is_greedy
+        return self.spec.drafter is not None and self._max_depth > 0 and not by_rejection
 
     def _release_closed(self) -> None:
         for live in [live for live in self._live if live.closed]:

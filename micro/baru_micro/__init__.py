@@ -7,8 +7,8 @@
 
 from baru_common.drafters import load_drafter
 from baru_common.errors import BaruError
-from baru_common.frames import FinishReason, HubDescription, Usage
-from baru_common.sampling import SamplingParams
+from baru_common.frames import FinishReason, HubDescription, TokenLogprobs, Usage
+from baru_common.sampling import Grammar, SamplingMode, SamplingParams
 
 from .client import MicroNode
 from .events import Event, Finish, Kind, Piece, Provenance, Span, Started, Step, StepStats
@@ -19,17 +19,20 @@ __all__ = [
     "Event",
     "Finish",
     "FinishReason",
+    "Grammar",
     "HubDescription",
     "Kind",
     "MicroNode",
     "Piece",
     "Provenance",
+    "SamplingMode",
     "SamplingParams",
     "Span",
     "Started",
     "Step",
     "StepStats",
     "SyncMicroNode",
+    "TokenLogprobs",
     "Usage",
     "load_drafter",
 ]

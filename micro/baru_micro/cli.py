@@ -27,7 +27,13 @@ from .events import Finish, Kind, Piece, Step
 from .request_options import grammar_of, with_settings
 
 DEFAULT_HUB = "127.0.0.1:7443"
-_STYLES = {Kind.ACCEPTED: "green", Kind.CORRECTION: "bold yellow", Kind.BONUS: "cyan", Kind.PLAIN: "default"}
+_STYLES = {
+    Kind.ACCEPTED: "green",
+    Kind.GUESSED: "blue",
+    Kind.CORRECTION: "bold yellow",
+    Kind.BONUS: "cyan",
+    Kind.PLAIN: "default",
+}
 
 _T = TypeVar("_T")
 _Hub = Annotated[str, typer.Option("--hub", envvar="BARU_HUB", help="Hub to use, HOST:PORT.")]
@@ -86,7 +92,8 @@ def generate(
 ) -> None:
     """Ask the hub's target, drafting on this node, and stream the answer.
 
-    Accepted tokens are green, corrections yellow, bonus tokens cyan, tokens of steps without a draft plain.
+    Accepted tokens are green, those that the hub guessed itself blue, corrections yellow, bonus tokens cyan, tokens of
+    steps without a draft plain.
     """
     configure_logs(verbose=verbose)
     text = sys.stdin.read() if prompt == "-" else prompt

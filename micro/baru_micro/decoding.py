@@ -215,7 +215,7 @@ def _kinds(verdict: Verdict) -> list[Kind]:
     own = Kind.PLAIN
     if verdict.num_verified:
         own = Kind.BONUS if verdict.num_accepted == verdict.num_verified else Kind.CORRECTION
-    kinds = [Kind.ACCEPTED] * verdict.num_accepted + [own]
+    kinds = [Kind.ACCEPTED] * verdict.num_accepted + [Kind.GUESSED] * verdict.num_guessed + [own]
     return kinds[: len(verdict.token_ids)]
 
 

@@ -22,6 +22,8 @@ class Kind(Enum):
 
     ACCEPTED = "accepted"
     """Drafted by the node, and equal to the target's own choice."""
+    GUESSED = "guessed"
+    """Guessed by the hub's own drafter, and equal to the target's own choice."""
     CORRECTION = "correction"
     """The target's own, where the draft first differed."""
     BONUS = "bonus"

@@ -82,7 +82,7 @@ class HubStream:
 
     def __init__(self, channel: HubChannel) -> None:
         self._channel = channel
-        self._outgoing: asyncio.Queue[pb.DecodeRequest] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[pb.DecodeRequest | None] = asyncio.Queue()
         self._call = channel._stub.Decode(self._requests())  # noqa: SLF001
 
     def send(self, frame: NodeFrame) -> None:
@@ -100,7 +100,8 @@ class HubStream:
     def close(self) -> None:
         """End the stream, whatever state it is in."""
         self._call.cancel()
+        self._outgoing.put_nowait(None)  # gRPC cancels the sender of a running call only, not of one that has failed
 
     async def _requests(self) -> AsyncIterator[pb.DecodeRequest]:
-        while True:
-            yield await self._outgoing.get()
+        while (message := await self._outgoing.get()) is not None:
+            yield message

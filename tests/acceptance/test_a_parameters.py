@@ -356,26 +356,6 @@ PENALISED = SamplingParams(
 NUM_TOKENS = 200
 
 
-@torch.inference_mode()
-def penalised_greedy(target: LoadedModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
-    """The slow, plain reference: recompute everything for each id, and recount what is there."""
-    output: list[int] = []
-    while len(output) < num_tokens:
-        ids = torch.tensor([[*prompt, *output]])
-        logits = target.model(input_ids=ids, use_cache=False).logits[0, -1, : target.vocabulary.size].clone()
-        for token, bias in PENALISED.biases:
-            logits[token] += bias
-        counts = Counter(output)
-        for token in {*prompt, *output}:
-            factor = PENALISED.repetition_penalty
-            logits[token] = logits[token] / factor if logits[token] > 0 else logits[token] * factor
-        for token, count in counts.items():
-            logits[token] -= PENALISED.presence_penalty
-            logits[token] -= PENALISED.frequency_penalty * count
-        output.append(int(torch.nonzero(logits == logits.max())[0, 0]))
-    return output
-
-
 @cache
 def looping_target() -> LoadedModel:
     """The tiny target with a liking for the phrase: without penalties it says nothing else."""
@@ -387,6 +367,27 @@ def looping_target() -> LoadedModel:
     head.bias[list(PHRASE)] = 12.0
     looping.model.lm_head = head
     return looping
+
+
+@cache
+@torch.inference_mode()
+def penalised_greedy() -> list[int]:
+    """The slow, plain reference: recompute everything for each id, and recount what is there."""
+    target, output = looping_target(), list[int]()
+    while len(output) < NUM_TOKENS:
+        ids = torch.tensor([[*LOOPING, *output]])
+        logits = target.model(input_ids=ids, use_cache=False).logits[0, -1, : target.vocabulary.size].clone()
+        for token, bias in PENALISED.biases:
+            logits[token] += bias
+        counts = Counter(output)
+        for token in {*LOOPING, *output}:
+            factor = PENALISED.repetition_penalty
+            logits[token] = logits[token] / factor if logits[token] > 0 else logits[token] * factor
+        for token, count in counts.items():
+            logits[token] -= PENALISED.presence_penalty
+            logits[token] -= PENALISED.frequency_penalty * count
+        output.append(int(torch.nonzero(logits == logits.max())[0, 0]))
+    return output
 
 
 def held_counts(sampler: Sampler, committed: Sequence[int]) -> list[float]:
@@ -409,7 +410,7 @@ def recounted(committed: Sequence[int], num_prompt: int) -> list[float]:
 async def test_a05_penalties_do_not_fade_with_acceptance(depth: int) -> None:
     """All drafts are accepted, so each step commits several ids; with a period of 3, whole periods at a time."""
     target = looping_target()
-    expected = penalised_greedy(target, LOOPING, NUM_TOKENS)
+    expected = penalised_greedy()
     async with hub_of(target, scheduler=Lockstep(depth=depth)) as hub:
         finish, steps = await generate(hub.address, LOOPING, PENALISED, oracle(LOOPING, expected, depth))
         plain, _ = await generate(hub.address, LOOPING, PENALISED)
@@ -426,7 +427,7 @@ async def test_a05_penalties_do_not_fade_with_acceptance(depth: int) -> None:
 async def test_a05_counts_are_of_committed_ids_only(depth: int, mode: str) -> None:
     """Drafts that are often wrong: after each round the penalties are those of a recount."""
     target = looping_target()
-    expected = penalised_greedy(target, LOOPING, NUM_TOKENS)
+    expected = penalised_greedy()
     params = PENALISED
     if mode != "greedy":  # with one candidate there is nothing to draw, so it is greedy decoding by another path
         params = replace(PENALISED, temperature=1.0, seed=1, top_k=1, sampling_mode=SamplingMode.REJECTION)

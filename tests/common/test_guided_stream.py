@@ -145,19 +145,19 @@ def test_an_ngram_drafter_is_kept_to_the_grammar() -> None:
 _LIGHT = """
 import json, sys
 import baru_common.sampling
-light = sorted(sys.modules)
 from baru_common.drafters import GuidedStream, NgramDrafter
 from baru_common.sampling import Grammar, SamplingContext, SamplingParams
 from baru_common.sampling.guide import Guide
 from baru_common.tokens import TextStream, Tokenizer, TokenizerBundle
 
+imported = sorted(sys.modules)
 tokenizer = Tokenizer(TokenizerBundle(sys.stdin.read()))
 grammar = Grammar.json_schema({"enum": ["on", "off"]})
 guide = Guide.compile(grammar, tokenizer.bundle, (2,))
 sampling = SamplingContext(SamplingParams(grammar=grammar), 1, tokenizer.vocabulary, (2,), guide)
 proposal = GuidedStream(NgramDrafter().start(sampling), guide, 1).propose([9], 1, 4)
 text = TextStream(tokenizer.vocabulary, ("x",))
-print(json.dumps([light, sorted(sys.modules), "".join(map(text.push, proposal.ids))]))
+print(json.dumps([imported, sorted(sys.modules), "".join(map(text.push, proposal.ids))]))
 """
 
 

@@ -101,6 +101,15 @@ def test_without_stop_strings_nothing_is_held(ids: list[int], min_tokens: int) -
     assert stream.stopped_by is None
 
 
+def test_a_long_text_is_not_kept() -> None:
+    """Only as much of its end as a stop string may reach back."""
+    scanner, stream = StopScanner(["long", "x"]), TextStream(VOCABULARY, ["long", "x"])
+    for token in ids_of(*"lon" * 1000):
+        scanner.push(VOCABULARY.text_bytes(token))
+        stream.push(token)
+    assert len(scanner._tail) == len(stream._held) == 3
+
+
 # -- single cases, to be read
 
 

@@ -131,12 +131,17 @@ finisheds = st.builds(Finished, st.sampled_from(FinishReason), usages)
 def verdicts(draw: st.DrawFn) -> Verdict:
     num_verified = draw(st.integers(0, 16))
     num_accepted = draw(st.integers(0, num_verified))
-    num_emitted = draw(st.integers(max(num_accepted, 1), num_accepted + 1))
+    num_guessed = draw(st.integers(0, 4))
+    num_drafted = num_accepted + num_guessed
+    num_emitted = draw(st.integers(max(num_drafted, 1), num_drafted + 1))
     tokens = tuple(draw(st.lists(uint32, min_size=num_emitted, max_size=num_emitted)))
     chain_id = draw(st.integers(1, (1 << 32) - 1)) if num_verified else 0
     one_each = st.lists(token_logprobs, min_size=num_emitted, max_size=num_emitted).map(tuple)
     logprobs = draw(st.just(()) | one_each) if num_emitted <= 4 else ()
-    return Verdict(draw(uint32), draw(uint32), num_verified, num_accepted, tokens, chain_id, draw(uint32), logprobs)
+    hint = draw(uint32)
+    return Verdict(
+        draw(uint32), draw(uint32), num_verified, num_accepted, tokens, chain_id, hint, num_guessed, logprobs
+    )
 
 
 # -- frames

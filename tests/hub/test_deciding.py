@@ -53,15 +53,15 @@ def block_of(draft: Sequence[int], *draft_probs: SparseProbs) -> Block:
 
 def some_params(chance: random.Random) -> dict[str, Any]:
     """Any mix of everything that touches logits or draws."""
-    few = chance.sample(range(3, _SIZE), 30)
+    few = chance.sample(range(3, _SIZE), 50)
     kinds: list[dict[str, Any]] = [
         {"temperature": chance.choice((0.3, 0.7, 1.0, 1.5)), "seed": chance.getrandbits(64)},
         {"top_k": chance.choice((1, 5, 100)), "top_p": chance.choice((0.5, 0.9)), "min_p": chance.choice((0, 0.1))},
         {"repetition_penalty": 1.3, "presence_penalty": -0.5, "frequency_penalty": 0.7},
-        {"logit_bias": {token: chance.uniform(-5, 5) for token in few}},
+        {"logit_bias": {token: chance.uniform(-5, 5) for token in few[:30]}},
         {"banned_ids": few[:20]},
         {"allowed_ids": few[:25]},
-        {"min_tokens": chance.randint(1, 9), "stop_ids": few[20:]},
+        {"min_tokens": chance.randint(1, 9), "stop_ids": few[25:]},
         {"forced_ids": few[20:23]} if chance.random() < 0.5 else {},
     ]
     chosen: dict[str, Any] = {}

@@ -348,7 +348,7 @@ async def test_a_cancelled_step_ends_only_with_its_thread(
     entered, may_end = threading.Event(), threading.Event()
     forward = engine._forward
 
-    def slow(batch: RaggedBatch) -> torch.Tensor:
+    def slow(batch: RaggedBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
         entered.set()
         assert may_end.wait(20)
         return forward(batch)

@@ -268,14 +268,20 @@ def test_a_stop_string_ends_the_output(params: dict[str, Any], num_emitted: int,
 
 @pytest.mark.parametrize("num_accepted", [0, 1, 2])
 def test_where_no_id_is_left_the_request_is_to_blame(num_accepted: int) -> None:
-    """InvalidRequest says at which output position; nothing is committed."""
+    """InvalidRequest says at which output position; what comes before it is committed first, as without drafts."""
     session = session_of([1, 2], 40)
     session.take(session.next_block(8, 8), Decision((4,)))
     session.mailbox.put(Draft(1, 1, 3, 0, (5, 6)), 3)
     decided = (5, 6, 7)[:num_accepted] + (NO_ID,) * (3 - num_accepted)
+    if num_accepted:
+        verdict = session.take(session.next_block(8, 8), Decision(decided))
+        assert verdict is not None
+        assert verdict.token_ids == decided[:num_accepted]
+        assert verdict.num_verified == verdict.num_accepted == num_accepted
+    block = session.next_block(8, 8)
     with pytest.raises(InvalidRequest, match=f"no id to choose at output position {1 + num_accepted}"):
-        session.take(session.next_block(8, 8), Decision(decided))
-    assert (session.committed, session.num_steps) == ([1, 2, 4], 1)
+        session.take(block, Decision((NO_ID,) * (1 + len(block.draft))))
+    assert session.committed == [1, 2, 4, *decided[:num_accepted]]
 
 
 def test_where_no_id_is_left_past_the_end_nobody_is_to_blame() -> None:

@@ -21,7 +21,8 @@ from baru_common.sampling import NO_ID, SamplingContext, SamplingParams
 from baru_common.tokens import Tokenizer
 from baru_hub.acceptance import Decision
 from baru_hub.cost_model import CostModel
-from baru_hub.engines import Allocation, EngineSpec, Feed
+from baru_hub.drafters.guesses import Guesses
+from baru_hub.engines import Allocation, EngineSpec, Feed, Want
 from baru_hub.scheduler import GoodputScheduler, Plan
 from baru_hub.session import Session
 from baru_hub.verifier import LiveSession, Verifier
@@ -85,6 +86,9 @@ class MockEngine:
         assert self.may_run.is_set(), "freed under a running step"
         del self.taken[sequence]
 
+    async def draft(self, wants: Sequence[Want]) -> list[Guesses]:
+        raise AssertionError("it has no drafter")
+
     async def verify(self, feeds: Sequence[Feed]) -> Results:
         return await asyncio.to_thread(self._verify, feeds)
 
@@ -112,7 +116,7 @@ class NeverYet:
     def plan(self, sessions: Sequence[Session], now_s: float) -> Plan:
         return Plan(wait_s=300.0)
 
-    def learn(self, plan: Plan, step_s: float) -> None:
+    def learn(self, plan: Plan, step_s: float, draft_s: float = 0.0) -> None:
         raise AssertionError("no step was planned")
 
 
@@ -383,7 +387,7 @@ class BrokenOnce:
             raise ZeroDivisionError
         return self._real.plan(sessions, now_s)
 
-    def learn(self, plan: Plan, step_s: float) -> None:
+    def learn(self, plan: Plan, step_s: float, draft_s: float = 0.0) -> None:
         self._real.learn(plan, step_s)
 
 

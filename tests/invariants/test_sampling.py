@@ -107,7 +107,7 @@ def request(seed: int) -> Request:
         masks: list[dict[str, Any]] = [
             {"banned_ids": few[30:50]},
             {"allowed_ids": few[:30]},
-            {"forced_ids": few[20 : 20 + chance.randint(1, 4)]},
+            {"forced_ids": few[: chance.randint(1, 4)]},
             {"min_tokens": chance.randint(1, max_tokens)},
         ]
         for mask in masks:

@@ -11,17 +11,20 @@ _NAMES = [
     "Event",
     "Finish",
     "FinishReason",
+    "Grammar",
     "HubDescription",
     "Kind",
     "MicroNode",
     "Piece",
     "Provenance",
+    "SamplingMode",
     "SamplingParams",
     "Span",
     "Started",
     "Step",
     "StepStats",
     "SyncMicroNode",
+    "TokenLogprobs",
     "Usage",
     "load_drafter",
 ]
@@ -43,6 +46,6 @@ def test_both_nodes_have_the_same_calls() -> None:
 
 def test_the_values_on_paper_stay() -> None:
     """They stand in JSON output and in logs."""
-    assert [kind.value for kind in baru_micro.Kind] == ["accepted", "correction", "bonus", "plain"]
+    assert [kind.value for kind in baru_micro.Kind] == ["accepted", "guessed", "correction", "bonus", "plain"]
     assert [provenance.value for provenance in baru_micro.Provenance] == ["verified", "provisional"]
     assert [reason.value for reason in baru_micro.FinishReason] == ["stop", "length", "cancelled"]

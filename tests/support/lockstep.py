@@ -34,7 +34,7 @@ class Lockstep:
             return Plan(wait_s=max(waits))
         return Plan(tuple((s, s.next_block(self.depth, self.max_prefill)) for s in sessions))
 
-    def learn(self, plan: Plan, step_s: float) -> None:
+    def learn(self, plan: Plan, step_s: float, draft_s: float = 0.0) -> None:
         """Nothing: it is what it is."""
 
 

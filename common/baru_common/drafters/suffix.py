@@ -1,8 +1,8 @@
 """Suffix decoding: what followed the longest run of ids that occurred before, in this session or in the node's texts.
 
 Oliaro et al., "SuffixDecoding" (2024). Of all places where the longest match occurs, the ids that most of them go on
-with are proposed, as long as enough of them agree. Session and corpus each make an offer; the one that promises more
-accepted ids is taken. No model, no torch.
+with are proposed. The session itself is nearer to what comes than any text: a text has to match by more ids, where
+SuffixDecoding takes whichever promises more accepted ids. No model, no torch.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from .base import Proposal
 from .suffix_index import SEPARATOR, SuffixIndex
 
 _MOST_PLACES = 8
-_LEAST_SHARE = 0.1
-"""A continuation ends where fewer of the places than this still agree with it."""
+_AHEAD = 1
+"""Ids that a text may match more than the session does and still stand back."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,11 @@ class SuffixStream:
         """See `DraftStream`."""
         self._index(ids, num_committed)
         own_length, own_places = self._find(ids, num_committed, max_tokens)
-        length, places = self.index.find(ids, self.longest, _MOST_PLACES, max_tokens)
-        own_score, own = continuation(own_places, max_tokens)
-        score, other = continuation(places, max_tokens)
-        return Proposal(own if (own_score, own_length) >= (score, length) else other)
+        if own_length + _AHEAD < self.longest:
+            length, places = self.index.find(ids, self.longest, _MOST_PLACES, max_tokens)
+            if (not own_length or own_length + _AHEAD < length) and (proposed := continuation(places, max_tokens)):
+                return Proposal(proposed)
+        return Proposal(continuation(own_places, max_tokens))
 
     def _find(self, ids: Sequence[int], num_committed: int, max_tokens: int) -> tuple[int, list[Sequence[int]]]:
         """As `SuffixIndex.find`, in the session itself."""
@@ -82,18 +83,17 @@ class SuffixStream:
         self._num_indexed = num_committed
 
 
-def continuation(places: Sequence[Sequence[int]], max_tokens: int) -> tuple[float, list[int]]:
-    """Return what most of `places` go on with, and its expected accepted length: the sum over its ids of the share
-    of places that agree so far."""
-    num_places, proposed, score = len(places), [], 0.0
+def continuation(places: Sequence[Sequence[int]], max_tokens: int) -> list[int]:
+    """Return what most of `places` go on with: at each depth the id of most that agreed so far and have not ended (the
+    first such id in a tie)."""
+    proposed: list[int] = []
     for depth in range(max_tokens):
-        tokens = [place[depth] for place in places if depth < len(place)]
-        token = tokens[0] if len(set(tokens)) == 1 else max(tokens, key=tokens.count, default=SEPARATOR)
-        num_votes = tokens.count(token)
-        if token == SEPARATOR or num_votes < _LEAST_SHARE * num_places:
+        places = [place for place in places if depth < len(place) and place[depth] != SEPARATOR]
+        if not places:
             break
+        tokens = [place[depth] for place in places]
+        token = max(tokens, key=tokens.count)
         proposed.append(token)
-        score += num_votes / num_places
-        if num_votes < len(places):
-            places = [place for place in places if depth < len(place) and place[depth] == token]
-    return score, proposed
+        if tokens.count(token) < len(tokens):
+            places = [place for place in places if place[depth] == token]
+    return proposed

@@ -3,7 +3,7 @@
 A suffix array over ends: `_ends` holds the index after every id, sorted by the text before it read backwards. All
 places where the last m ids of a context occur are then neighbours, for every m at once. 8 bytes an id.
 
-Manber & Myers, "Suffix arrays" (1990); sorted by prefix doubling.
+Manber & Myers, "Suffix arrays" (1990).
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 SEPARATOR = 0xFFFFFFFF
 """Stands between texts; no id, so nothing matches across it or goes on past it."""
 _LONGEST = 64
-"""Ends that agree on so many ids are left in text order."""
+"""Ends that agree on so many ids are left in text order, and none are looked up."""
+_FEW = 512
+"""Ends that are sorted at once."""
 
 
 class SuffixIndex:
@@ -26,12 +28,12 @@ class SuffixIndex:
         for text in texts:
             self._ids.extend(text)
             self._ids.append(SEPARATOR)
-        self._ends = array("I", _sorted_ends(self._ids))
+        self._ends = _sorted_ends(self._ids)
 
     @property
     def num_ids(self) -> int:
         """Ids of all texts."""
-        return sum(token != SEPARATOR for token in self._ids)
+        return len(self._ends)
 
     @property
     def num_bytes(self) -> int:
@@ -42,26 +44,20 @@ class SuffixIndex:
         self, context: Sequence[int], longest: int, most_places: int, most_ids: int
     ) -> tuple[int, list[Sequence[int]]]:
         """Return how many of the last ids of `context` occur somewhere, at most `longest`, and the up to `most_ids`
-        ids that followed there: at `most_places` places, evenly over all of them; (0, []) when not even the last
-        one does."""
-        backwards = array("I", context[: -longest - 1 : -1])
+        ids that followed there, SEPARATOR where the text ends: at up to `most_places` places, evenly over all of them;
+        (0, []) when not even the last one does."""
+        backwards = array("I", context[max(len(context) - min(longest, _LONGEST), 0) :][::-1])
         if not backwards or not self._ends:
             return 0, []
-        place = bisect_left(self._ends, backwards, key=self._before(len(backwards)))
-        neighbours = self._ends[max(place - 1, 0) : place + 1]
-        length = max(self._agreement(end, backwards) for end in neighbours)
+        place = bisect_left(self._ends, backwards, key=_before(self._ids, 0, len(backwards)))
+        length = max(self._agreement(end, backwards) for end in self._ends[max(place - 1, 0) : place + 1])
         if length == 0:
             return 0, []
-        wanted, before = backwards[:length], self._before(length)
+        wanted, before = backwards[:length], _before(self._ids, 0, length)
         first = bisect_left(self._ends, wanted, hi=place, key=before)
         last = bisect_right(self._ends, wanted, lo=place, key=before)
         step = -(-(last - first) // most_places)
         return length, [self._ids[end : end + most_ids] for end in self._ends[first:last:step]]
-
-    def _before(self, length: int) -> Callable[[int], array[int]]:
-        """Return what reads the `length` ids before an end, backwards."""
-        ids = self._ids
-        return lambda end: ids[end - 1 : end - 1 - length if end > length else None : -1]
 
     def _agreement(self, end: int, backwards: Sequence[int]) -> int:
         ids = self._ids
@@ -71,26 +67,29 @@ class SuffixIndex:
         return length
 
 
-def _sorted_ends(ids: Sequence[int]) -> list[int]:
-    """Sort the ends after ids other than SEPARATOR by the text before them, backwards, up to `_LONGEST` ids."""
-    num = len(ids) + 1
-    ranks = [0, *(token + 1 for token in ids)]  # by end; 0: before the first id
-    order = sorted(range(num), key=ranks.__getitem__)
-    reach = 1
-    while reach < _LONGEST:
-        ranks = _ranked(order, ranks)
-        wide = [rank * num + ranks[max(end - reach, 0)] for end, rank in enumerate(ranks)]
-        order.sort(key=wide.__getitem__)
-        ranks = wide
-        reach *= 2
-    return [end for end in order if end and ids[end - 1] != SEPARATOR]
+def _sorted_ends(ids: array[int]) -> array[int]:
+    """Sort the ends after ids other than SEPARATOR by the text before them, backwards, up to `_LONGEST` ids.
+
+    Large groups are split by one id more, small ones sorted at once: that needs little memory besides the result, and
+    no single call that would keep other threads waiting.
+    """
+    done = array("I")
+    todo = [(0, array("I", (end for end in range(1, len(ids) + 1) if ids[end - 1] != SEPARATOR)))]
+    while todo:
+        depth, ends = todo.pop()
+        if depth == _LONGEST:
+            done.extend(ends)
+        elif len(ends) <= _FEW:
+            done.extend(sorted(ends, key=_before(ids, depth, _LONGEST)))
+        else:
+            groups: dict[int, array[int]] = {}
+            for end in ends:
+                token = ids[end - 1 - depth] if end > depth else -1
+                groups.setdefault(token, array("I")).append(end)
+            todo += [(depth + 1, groups[token]) for token in sorted(groups, reverse=True)]
+    return done
 
 
-def _ranked(order: Sequence[int], keys: Sequence[int]) -> list[int]:
-    """Replace keys by their places among the different ones."""
-    ranks, rank, before = [0] * len(keys), -1, None
-    for end in order:
-        if keys[end] != before:
-            rank, before = rank + 1, keys[end]
-        ranks[end] = rank
-    return ranks
+def _before(ids: array[int], first: int, last: int) -> Callable[[int], array[int]]:
+    """Return what reads ids before an end, backwards: the ones from `first` to `last`, as far as there are any."""
+    return lambda end: ids[end - last if end > last else 0 : end - first if end > first else 0][::-1]

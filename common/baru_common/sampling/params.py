@@ -251,6 +251,8 @@ class SamplingContext:
             raise ValueError("a request that draws needs its seed set where it enters: SamplingParams.with_seed")
         if holes := set(self.params.forced_ids).intersection(self.vocabulary.holes):
             raise _wrong("forced_ids", f"holds {min(holes)}, which stands for nothing in the target's vocabulary")
+        if ends := self.stop_ids.intersection(self.params.forced_ids[: self.params.min_tokens]):
+            raise _wrong("forced_ids", f"holds {min(ends)}, which ends the output before min_tokens")
 
     @property
     def seed(self) -> int:

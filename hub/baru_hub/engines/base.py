@@ -11,6 +11,7 @@ from baru_common.sampling import SamplingContext
 from baru_common.tokens import TokenizerBundle, Vocabulary
 from baru_hub.acceptance import Decision
 from baru_hub.cost_model import CostModel
+from baru_hub.drafters.guesses import Guesses
 from baru_hub.session import Block
 
 
@@ -25,6 +26,8 @@ class EngineSpec:
     vocabulary: Vocabulary
     eos_ids: tuple[int, ...]
     context_limit: int
+    drafter: str | None = None
+    """Family of the engine's own drafter; None: it has none."""
     samples: bool = True
     """It serves every `SamplingParams`; False: only plain greedy ones, as a script has no logits."""
 
@@ -47,6 +50,20 @@ class Feed:
     num_cached: int
     """Ids already in the sequence's cache; anything the cache holds past them is void."""
     block: Block
+
+
+@dataclass(frozen=True)
+class Want:
+    """What the engine's own drafter is asked for, for one sequence."""
+
+    sequence: int
+    committed: Sequence[int]
+    chain: Sequence[int]
+    """The node's draft: the path begins with it."""
+    depth: int
+    """Positions to draft after `chain`, at least one."""
+    width: int
+    """Guesses at each position."""
 
 
 class Engine(Protocol):
@@ -81,6 +98,10 @@ class Engine(Protocol):
         EngineFailure when the whole step failed; the sequences fed are then of no further use. When it is
         cancelled it still returns only after the step has ended: memory may be freed then.
         """
+
+    async def draft(self, wants: Sequence[Want]) -> list[Guesses]:
+        """Let the engine's own drafter guess on, for sequences that have been verified up to their last committed id
+        but one. Only for engines that have one."""
 
     def free(self, sequence: int) -> None:
         """Give a sequence back."""

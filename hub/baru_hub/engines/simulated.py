@@ -19,15 +19,16 @@ import tomli
 from tokenizers import decoders, models, pre_tokenizers
 
 from baru_common import scripted
-from baru_common.errors import BaruError, ConfigError
+from baru_common.errors import BaruError, ConfigError, EngineFailure
 from baru_common.fingerprint import fingerprint
 from baru_common.sampling import SamplingContext
 from baru_common.tokens import TokenizerBundle, Vocabulary
 from baru_common.tokens.vocabulary import BYTE_LEVEL_ALPHABET
 from baru_hub.acceptance import Decision
 from baru_hub.cost_model import CostModel, StepShape
+from baru_hub.drafters.guesses import Guesses
 
-from .base import Allocation, EngineSpec, Feed
+from .base import Allocation, EngineSpec, Feed, Want
 
 CONTEXT_LIMIT = 1 << 17
 
@@ -112,6 +113,10 @@ class SimulatedEngine:
         num_rows = sum(len(feed.block.pending) + len(feed.block.draft) for feed in feeds)
         await self._sleep(self._profile.step_s(StepShape(num_rows, len(feeds), 0)))
         return [_decided(feed) for feed in feeds]
+
+    async def draft(self, wants: Sequence[Want]) -> list[Guesses]:
+        """See `Engine.draft`. There is no drafter."""
+        raise EngineFailure(f"a simulated target has no drafter of its own; {len(wants)} sequences asked for one")
 
     async def close(self) -> None:
         """See `Engine.close`."""

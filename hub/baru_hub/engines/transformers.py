@@ -7,9 +7,10 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,19 +18,23 @@ from baru_common.errors import BaruError, ConfigError, EngineFailure, ModelFileE
 from baru_common.model_files import LoadedModel, require_truncatable
 from baru_common.sampling import SamplingContext, SamplingParams
 from baru_common.sampling.sampler import Sampler, lowest_argmax
-from baru_hub.acceptance import Decision
+from baru_hub.acceptance import Decision, standing
 from baru_hub.cost_model import CostModel, StepShape
 from baru_hub.deciding import decide
+from baru_hub.drafters import DraftAsk, HubDrafter, States, TargetParts, hub_drafter
+from baru_hub.drafters.guesses import Guesses
 from baru_hub.kv_cache import ATTENTION, AttentionPlan, KvShape, PagedCache
 from baru_hub.numerics import row_floor
 from baru_hub.page_pool import PagePool, page_keys
 from baru_hub.ragged_batch import RaggedBatch, SequenceFeed, lay_out
 from baru_hub.session import Block
 
-from .base import Allocation, EngineSpec, Feed
+from .base import Allocation, EngineSpec, Feed, Want
 
 PAGE_SIZE = 64
 DEFAULT_KV_CACHE_MB = 1024
+
+_T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
@@ -48,13 +53,20 @@ class _Sequence:
     ids: list[int]
     num_published: int
     sampler: Sampler
+    states: States
+    """What the hub's drafter has not read yet."""
 
 
 class TransformersEngine:
     """Serves a loaded model from a paged cache. Rollback is truncation: what is past `num_cached` is void."""
 
-    def __init__(self, loaded: LoadedModel, *, kv_cache_mb: int = DEFAULT_KV_CACHE_MB) -> None:
-        """ModelFileError for a model that the paged cache cannot serve, ConfigError for too small a cache."""
+    def __init__(
+        self, loaded: LoadedModel, *, kv_cache_mb: int = DEFAULT_KV_CACHE_MB, drafter: str | None = None
+    ) -> None:
+        """`drafter` names one of `baru_hub.drafters.DRAFTERS`, to draft at the hub.
+
+        ModelFileError for a model that the paged cache cannot serve, ConfigError for too small a cache.
+        """
         require_truncatable(loaded)
         self._loaded = loaded
         self._model = loaded.model
@@ -70,13 +82,19 @@ class TransformersEngine:
         self._group = loaded.model.config.get_text_config(decoder=True).num_attention_heads // shape.num_kv_heads
         # On a CPU attention in fp32 is twice as fast as in bf16, and its rows do not depend on their company.
         dtype = torch.float32 if self._device.type == "cpu" else loaded.model.dtype
-        num_pages = (kv_cache_mb << 20) // (PAGE_SIZE * shape.bytes_per_id(dtype))
+        bytes_per_id = shape.bytes_per_id(dtype)
+        make_drafter, head = (None, None) if drafter is None else hub_drafter(drafter, loaded)
+        bytes_per_id += head.kv_shape.bytes_per_id(dtype) if head else 0
+        num_pages = (kv_cache_mb << 20) // (PAGE_SIZE * bytes_per_id)
         if num_pages < 1:
-            needed_mb = -(-PAGE_SIZE * shape.bytes_per_id(dtype) >> 20)
+            needed_mb = -(-PAGE_SIZE * bytes_per_id >> 20)
             raise ConfigError(f"a KV cache of {kv_cache_mb} MB holds no page, at least {needed_mb} MB are needed")
         self._pool = PagePool(num_pages, PAGE_SIZE)
         self._cache = PagedCache(shape, num_pages, PAGE_SIZE, dtype=dtype, device=self._device)
         self._row_floor = row_floor(loaded.model)
+        self._drafter: HubDrafter | None = None
+        if make_drafter is not None:
+            self._drafter = make_drafter(TargetParts(loaded, self._cache, num_pages, self._group, self._row_floor))
         self._handles = itertools.count(1)
         self._sequences: dict[int, _Sequence] = {}
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="baru-engine")
@@ -88,6 +106,7 @@ class TransformersEngine:
             vocabulary=loaded.vocabulary,
             eos_ids=loaded.eos_ids,
             context_limit=loaded.context_limit,
+            drafter=None if self._drafter is None else self._drafter.family,
         )
         _log.info("%d pages of %d ids; rows are computed alike from %d rows on", num_pages, PAGE_SIZE, self._row_floor)
 
@@ -115,7 +134,7 @@ class TransformersEngine:
         if sampling is None:
             sampling = SamplingContext(SamplingParams(), len(prompt_ids), self._spec.vocabulary, self._spec.eos_ids)
         sampler = Sampler(sampling, self._device)
-        sequence = _Sequence(pages, identity, list(prompt_ids[:num_cached]), len(shared), sampler)
+        sequence = _Sequence(pages, identity, list(prompt_ids[:num_cached]), len(shared), sampler, States())
         handle = next(self._handles)
         self._sequences[handle] = sequence
         return Allocation(handle, num_cached)
@@ -136,7 +155,40 @@ class TransformersEngine:
         paged = [SequenceFeed(s.pages, f.num_cached, f.block) for s, f in zip(sequences, feeds, strict=True)]
         batch = lay_out(paged, PAGE_SIZE, self._row_floor, self._cache.spare_page)
         work = list(zip(sequences, (feed.block for feed in feeds), strict=True))
-        future = asyncio.get_running_loop().run_in_executor(self._worker, self._run, batch, work)
+        return await self._in_thread(self._run, batch, work)
+
+    async def draft(self, wants: Sequence[Want]) -> list[Guesses]:
+        """See `Engine.draft`."""
+        if self._drafter is None:
+            raise EngineFailure("the engine has no drafter of its own")
+        asks = []
+        for want in wants:
+            sequence = self._sequences[want.sequence]
+            asks.append(
+                DraftAsk(
+                    sequence.pages,
+                    want.committed,
+                    sequence.sampler,
+                    sequence.states,
+                    want.depth,
+                    want.width,
+                    want.chain,
+                )
+            )
+        return await self._in_thread(self._guess, self._drafter, asks)
+
+    def _guess(self, drafter: HubDrafter, asks: Sequence[DraftAsk]) -> list[Guesses]:
+        try:
+            return drafter.draft(asks)
+        except Exception as error:
+            raise EngineFailure(f"the {drafter.family} drafter failed: {error!r}") from error
+
+    async def close(self) -> None:
+        """See `Engine.close`."""
+        self._worker.shutdown()
+
+    async def _in_thread(self, work: Callable[..., _T], *arguments: Any) -> _T:
+        future = asyncio.get_running_loop().run_in_executor(self._worker, work, *arguments)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -145,19 +197,17 @@ class TransformersEngine:
                     await asyncio.wait([future])
             raise
 
-    async def close(self) -> None:
-        """See `Engine.close`."""
-        self._worker.shutdown()
-
     def _run(self, batch: RaggedBatch, work: list[tuple[_Sequence, Block]]) -> list[Decision | BaruError]:
         try:
-            return self._decide(batch, self._forward(batch), work)
+            logits, taps = self._forward(batch)
+            return self._decide(batch, logits, taps, work)
         except (RuntimeError, IndexError, TypeError) as error:
             raise EngineFailure(f"the target failed: {error}") from error
 
     @torch.inference_mode()
-    def _forward(self, batch: RaggedBatch) -> torch.Tensor:
-        """Return the logits of the checked rows, see `_checked_rows`: [num_checked, vocabulary]."""
+    def _forward(self, batch: RaggedBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the logits of the checked rows, see `_checked_rows`: [num_checked, vocabulary]; and the hidden states
+        that the drafter reads, if it does, of all rows: [num_rows, num_taps, width]."""
         device, vocabulary = self._device, self._spec.vocabulary
         self._cache.begin(torch.tensor(batch.slots, device=device))
         rows = [row for rows in _checked_rows(batch) for row in rows]
@@ -170,17 +220,27 @@ class TransformersEngine:
             use_cache=True,
             logits_to_keep=torch.tensor(kept, device=device),
             attention_plan=AttentionPlan.of(batch, PAGE_SIZE, self._group, device),
+            output_hidden_states=bool(self._taps),
         )
         # What the embedding was padded with is never chosen, and neither are holes.
         logits: torch.Tensor = output.logits[0, : len(rows), : vocabulary.size]
         if vocabulary.holes:
             holes = torch.tensor(vocabulary.holes, device=logits.device)  # in no type that rounds ids
             logits = logits.index_fill(1, holes, float("-inf"))
-        return logits
+        taps = torch.stack([output.hidden_states[i][0] for i in self._taps], 1) if self._taps else None
+        return logits, taps
+
+    @property
+    def _taps(self) -> tuple[int, ...]:
+        return self._drafter.taps if self._drafter else ()
 
     @torch.inference_mode()
     def _decide(
-        self, batch: RaggedBatch, logits: torch.Tensor, work: list[tuple[_Sequence, Block]]
+        self,
+        batch: RaggedBatch,
+        logits: torch.Tensor,
+        taps: torch.Tensor | None,
+        work: list[tuple[_Sequence, Block]],
     ) -> list[Decision | BaruError]:
         finite = logits.amax(dim=1).isfinite().tolist()
         likeliest = lowest_argmax(logits) if any(sequence.sampler.is_plain for sequence, _ in work) else []
@@ -202,7 +262,33 @@ class TransformersEngine:
             else:
                 committed = sequence.ids[: len(sequence.ids) - len(block.draft)]
                 results.append(_decide_one(logits[mine], sequence.sampler, committed, block))
+        for (sequence, block), rows, result in zip(work, batch.deciding, results, strict=True):
+            if isinstance(result, Decision):
+                self._keep(batch, taps, sequence, block, rows, result)
         return results
+
+    def _keep(
+        self,
+        batch: RaggedBatch,
+        taps: torch.Tensor | None,
+        sequence: _Sequence,
+        block: Block,
+        deciding: range,
+        decision: Decision,
+    ) -> None:
+        """Make what stands of a block look as if nothing else had been fed: keys and values at their own positions,
+        and the drafter's states in order."""
+        first_draft = deciding.stop - len(block.draft)
+        rows = [first_draft + node for node in (standing(block.tree, decision) if block.decides else ())]
+        first = len(sequence.ids) - len(block.draft)
+        homes = [sequence.pages[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in range(first, first + len(rows))]
+        sequence.ids[first:] = [batch.ids[row] for row in rows]
+        moves = [(batch.slots[row], home) for row, home in zip(rows, homes, strict=True) if batch.slots[row] != home]
+        if moves:
+            self._cache.move(moves)
+        if taps is not None:
+            pending = range(first_draft - len(block.pending), first_draft)
+            sequence.states.add(first - len(block.pending), taps[[*pending, *rows]])
 
     def _publish(self, sequence: _Sequence, num_committed: int) -> None:
         """Let later sequences of the same identity use the pages that are full of committed ids."""

@@ -807,6 +807,7 @@ class Verdict(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CHAIN_ID_FIELD_NUMBER: _builtins.int
     DEPTH_HINT_FIELD_NUMBER: _builtins.int
+    NUM_GUESSED_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Session epoch from Opened."""
@@ -822,10 +823,12 @@ class Verdict(_message.Message):
     """Drafted ids past the committed length that are likely to be checked, so worth drafting: replaces
     the last one. 0: draft nothing, and answer nothing, until told otherwise.
     """
+    num_guessed: _builtins.int
+    """Ids after the accepted ones that the hub's own drafter guessed right."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Emitted ids: the accepted ones, then the target's own next id (correction or bonus) unless the
-        generation ended before it; 1 or more.
+        """Emitted ids: the accepted ones, then those that the hub's own drafter guessed, then the target's own next id
+        (correction or bonus) unless the generation ended before it; 1 or more.
         """
 
     @_builtins.property
@@ -842,11 +845,12 @@ class Verdict(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         chain_id: _builtins.int = ...,
         depth_hint: _builtins.int = ...,
+        num_guessed: _builtins.int = ...,
         logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "chain_id", b"chain_id", "depth_hint", b"depth_hint", "epoch", b"epoch", "logprobs", b"logprobs", "num_accepted", b"num_accepted", "num_verified", b"num_verified", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "chain_id", b"chain_id", "depth_hint", b"depth_hint", "epoch", b"epoch", "logprobs", b"logprobs", "num_accepted", b"num_accepted", "num_guessed", b"num_guessed", "num_verified", b"num_verified", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -931,6 +935,7 @@ class Usage(_message.Message):
     NUM_REJECTED_FIELD_NUMBER: _builtins.int
     NUM_DISCARDED_FIELD_NUMBER: _builtins.int
     NUM_STALE_FRAMES_FIELD_NUMBER: _builtins.int
+    NUM_GUESSED_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     num_prompt: _builtins.int
     """Prompt ids."""
@@ -950,6 +955,8 @@ class Usage(_message.Message):
     """Draft ids never checked: overtaken, replaced, or left at the end."""
     num_stale_frames: _builtins.int
     """Late or repeated frames dropped."""
+    num_guessed: _builtins.int
+    """Emitted ids that the hub's own drafter guessed."""
     seed: _builtins.int
     """Seed that was used; absent when nothing was drawn."""
     def __init__(
@@ -964,11 +971,12 @@ class Usage(_message.Message):
         num_rejected: _builtins.int = ...,
         num_discarded: _builtins.int = ...,
         num_stale_frames: _builtins.int = ...,
+        num_guessed: _builtins.int = ...,
         seed: _builtins.int | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "seed", b"seed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "num_accepted", b"num_accepted", "num_discarded", b"num_discarded", "num_drafted", b"num_drafted", "num_emitted", b"num_emitted", "num_prompt", b"num_prompt", "num_rejected", b"num_rejected", "num_stale_frames", b"num_stale_frames", "num_steps", b"num_steps", "num_verified", b"num_verified", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "num_accepted", b"num_accepted", "num_discarded", b"num_discarded", "num_drafted", b"num_drafted", "num_emitted", b"num_emitted", "num_guessed", b"num_guessed", "num_prompt", b"num_prompt", "num_rejected", b"num_rejected", "num_stale_frames", b"num_stale_frames", "num_steps", b"num_steps", "num_verified", b"num_verified", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015

@@ -1,0 +1,1 @@
+"""Training drafters for a target from text that the target wrote itself."""

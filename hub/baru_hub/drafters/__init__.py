@@ -1,0 +1,52 @@
+"""What drafts at the hub, from the target's own state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from baru_common.errors import ConfigError
+from baru_common.model_files import LoadedModel
+from baru_hub.kv_cache import KvShape
+
+from .base import DraftAsk, HubDrafter, States, TargetParts
+from .checkpoint import extra_tensors
+from .dflash import DFlash, DFlashDrafter
+from .eagle3 import Eagle3
+from .early_exit import EarlyExitDrafter
+from .mtp import Mtp
+from .recurrent import RecurrentDrafter
+
+DRAFTERS = ("early_exit:LAYERS", "eagle3:PATH", "mtp", "dflash:PATH")
+
+__all__ = ["DRAFTERS", "DraftAsk", "HubDrafter", "States", "TargetParts", "hub_drafter"]
+
+Maker = Callable[[TargetParts], HubDrafter]
+
+
+class Head(Protocol):
+    """Weights of a drafter's own."""
+
+    @property
+    def kv_shape(self) -> KvShape:
+        """Shape of its keys and values."""
+
+
+def hub_drafter(spec: str, target: LoadedModel) -> tuple[Maker, Head | None]:
+    """Return what makes the drafter that `spec` names, one of `DRAFTERS`, and its head, if it has one of its own.
+
+    ConfigError for an unknown name, ModelFileError for a head that cannot be loaded or does not fit the target.
+    """
+    name, _, argument = spec.partition(":")
+    if name == "early_exit" and argument.isdecimal():
+        return (lambda parts: EarlyExitDrafter(parts, int(argument))), None
+    if name == "mtp" and not argument:
+        mtp = Mtp.load(extra_tensors(target.files), target)
+        return (lambda parts: RecurrentDrafter(mtp, "mtp", mtp.taps, parts)), mtp
+    if name == "dflash" and argument:
+        dflash = DFlash.load(argument, target)
+        return (lambda parts: DFlashDrafter(dflash, parts)), dflash
+    if name == "eagle3" and argument:
+        eagle = Eagle3.load(argument, target)
+        return (lambda parts: RecurrentDrafter(eagle, "eagle3", eagle.taps, parts)), eagle
+    raise ConfigError(f"there is no hub drafter {spec!r}", hint=f"use one of: {', '.join(DRAFTERS)}")
