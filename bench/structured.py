@@ -1,7 +1,7 @@
 """JSON by schema on the default target: is every answer valid, and does drafting earn as much as without a grammar?
 
 For each of 100 requests (20 reports x 5 questions about them), greedily and at temperature 1: one answer kept to a
-schema, and one without it, by the n-gram drafter at depth 4.
+schema, and for every fourth request one without it, by the n-gram drafter at depth 4.
 
 Usage: python -m bench.structured [--requests N]
 """
@@ -74,8 +74,9 @@ async def measure(num_requests: int) -> None:
     grammar = Grammar.json_schema(SCHEMA)
     guide = Guide.compile(grammar, target.bundle, target.eos_ids)
     done = STORE.rows()
-    cells = itertools.product(enumerate(requests()[:num_requests]), (0.0, 1.0), (True, False))
-    work = [cell for cell in cells if _key(*cell) not in done]
+    asked = list(enumerate(requests()[:num_requests]))
+    cells = [(request, t, guided) for guided in (True, False) for request in asked for t in (0.0, 1.0)]
+    work = [cell for cell in cells if _key(*cell) not in done and (cell[2] or cell[0][0] % 4 == 0)]
     with Progress() as progress:
         for cell in progress.track(work, description="structured"):
             (index, text), temperature, guided = cell

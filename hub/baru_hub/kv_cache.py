@@ -17,7 +17,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from baru_common.errors import EngineFailure
 
-from .ragged_batch import RaggedBatch, Segment
+from .ragged_batch import SCRATCH_SLOTS, RaggedBatch, Segment
 
 ATTENTION = "baru_ragged"
 QUERY_ROWS = 16
@@ -81,10 +81,6 @@ class _PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transfor
 
     def get_max_length(self) -> int:
         return -1
-
-
-SCRATCH_SLOTS = 1024
-"""Room for ids beside the first paths of a pass's trees."""
 
 
 class PagedCache(Cache):

@@ -24,6 +24,8 @@ from .session import Block
 
 BUCKET = 256
 """Keys of an attention call are a multiple of this; a row at position p attends in bucket p // BUCKET."""
+SCRATCH_SLOTS = 1024
+"""Room for ids beside the first paths of a pass's trees."""
 MAX_SEGMENT_ROWS = 128
 """Most rows of one attention call; more make the kernel split its work in another way."""
 

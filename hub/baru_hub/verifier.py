@@ -43,6 +43,7 @@ from .acceptance import Acceptance, Decision, accept
 from .engines import Engine, EngineSpec, Feed, Want
 from .mailbox import Mailbox
 from .pace import OwnPace, Pace
+from .ragged_batch import SCRATCH_SLOTS
 from .scheduler import GoodputScheduler, Plan, Scheduler
 from .session import Block, Session
 
@@ -296,9 +297,12 @@ class Verifier:
             for live, _ in wanting:
                 live.state.own = None
             return work
-        extended = {
-            live: block.extended(made.path, made.leaves) for (live, block), made in zip(wanting, guesses, strict=True)
-        }
+        extended, room = {}, SCRATCH_SLOTS
+        for (live, block), made in zip(wanting, guesses, strict=True):
+            num_beside = sum(map(len, made.leaves))
+            leaves = made.leaves if num_beside <= room else ()  # a full pass does without these
+            room -= num_beside if leaves else 0
+            extended[live] = block.extended(made.path, leaves)
         return [(live, extended.get(live, block)) for live, block in work]
 
     def _commit(self, live: LiveSession, block: Block, decision: Decision) -> None:

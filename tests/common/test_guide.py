@@ -473,6 +473,9 @@ HUGE = {
         '{"multipleOf": 982451653}',
         '{"items": {"multiple\\u004ff": 1000000.7}}',
         '{"allOf": [{"multipleOf": 1009}, {"multipleOf": 1013}]}',
+        json.dumps(
+            {"allOf": [{"type": "string", "pattern": f".*{letter}.*"} for letter in "abcdefghijklmnopqrstuvwx"]}
+        ),
     ],
 }
 _FOLLOW = """
@@ -574,6 +577,45 @@ def test_multiples_are_bounded_in_their_product(schema: str, served: bool) -> No
         error = refusal(partial(Guide.compile, grammar, tiny().bundle, EOS))
         assert (error is None) == served
         assert served or "multipleOf" in str(error)
+
+
+def nested(depth: int, **schema: Any) -> dict[str, Any]:
+    """A schema within a schema: each holds along with what is in it."""
+    inner = nested(depth - 1, **schema) if depth else {"type": "string"}
+    return {"pattern": f"a{depth}"} | {key: [inner] if value == [] else value for key, value in schema.items()}
+
+
+TOGETHER: dict[str, tuple[dict[str, Any], bool]] = {
+    "13 that all hold": ({"allOf": [{"type": "integer", "maximum": i} for i in range(13)]}, True),
+    "14 that all hold": ({"allOf": [{"type": "integer", "maximum": i} for i in range(14)]}, False),
+    "a few in each of some": ({"properties": {f"{i}": {"allOf": [{"maximum": 1}] * 3} for i in range(7)}}, False),
+    "one and its pattern": (nested(11, allOf=[]), True),
+    "one and its pattern, often": (nested(12, allOf=[]), False),
+    "any of one and its pattern": (nested(12, anyOf=[]), False),
+    "one of one and its pattern": (nested(12, oneOf=[]), False),
+    "both and its pattern": (nested(6, oneOf=[], allOf=[]), False),
+    "references with patterns": (
+        {"$defs": {"x": {"type": "string"}}, "items": [{"$ref": "#/$defs/x", "pattern": f"{i}"} for i in range(13)]},
+        False,
+    ),
+    "references alone": (
+        {
+            "$defs": {"x": {"type": "string", "format": "date"}},
+            "type": "object",
+            "properties": {f"{i}": {"allOf": [{"$ref": "#/$defs/x"}], "description": "a date"} for i in range(50)},
+        },
+        True,
+    ),
+    "this or null": ({"properties": {f"{i}": {"anyOf": [{"type": "null"}, {"minimum": i}]} for i in range(50)}}, True),
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_schemas_that_hold_together_are_bounded(name: str) -> None:
+    """Two to their number is what their patterns cost the library."""
+    schema, served = TOGETHER[name]
+    error = refusal(lambda: Guide.compile(Grammar.json_schema(schema), tiny().bundle, EOS))
+    assert (error is None or "hold along with" not in str(error)) == served
 
 
 def test_multiples_are_what_they_should_be() -> None:

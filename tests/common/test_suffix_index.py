@@ -96,8 +96,8 @@ def test_nothing_follows_an_empty_context() -> None:
 
 @pytest.mark.parametrize("longest", [63, 64, 65, 200])
 def test_runs_longer_than_those_that_are_sorted_are_found_as_far_as_they_are(longest: int) -> None:
-    """A thousand times the same id, then another one: each place is one of the longest match that is looked for."""
-    index = SuffixIndex([[7] * 1000 + [8]])
+    """A thousand times the same id between two others: each place is one of the longest match that is looked for."""
+    index = SuffixIndex([[0] + [7] * 1000 + [8]])
     length, places = index.find([7] * 300, longest, _ALL, 1)
     assert length == min(longest, 64)
     assert sorted(place[0] for place in places) == [7] * (1000 - length) + [8]

@@ -240,7 +240,7 @@ async def test_a_grammar_that_has_ended_leaves_nothing_to_draft(opened: Any) -> 
     for chain in ((), (8, 9)):
         run = Driven.open(engine, _PROMPT[:9])
         await run.prefill()
-        nothing = SamplingParams(banned_ids=range(spec.vocabulary.size))
+        nothing = SamplingParams(banned_ids=tuple(range(spec.vocabulary.size)))
         sequence = engine._sequences[run.sequence]
         sequence.sampler = Sampler(type(run.sampling)(nothing, 9, spec.vocabulary, spec.eos_ids), torch.device("cpu"))
         assert as_lists(await run.draft(3, 1, chain)) == (list(chain), [])

@@ -286,7 +286,7 @@ def test_what_would_be_accepted_is_what_a_hub_accepts() -> None:
 
 def trained(folder: Path, num_steps: int, training: Training | None = None) -> tuple[Training, list[float]]:
     training = training or Training(layered_target(), TEXTS, folder, RECIPE)
-    losses = []
+    losses: list[float] = []
     while len(losses) < num_steps:
         for texts in batches(TEXTS, RECIPE.batch_ids, RECIPE.longest, seed=training.state.step):
             losses.append(training._step(texts, 0.2)[0])

@@ -319,7 +319,8 @@ async def test_after_a_prompt_found_in_the_cache(opened: Any) -> None:
 def test_positions_keep_their_precision_in_any_numeric_type(dtype: torch.dtype, tmp_path: Path) -> None:
     """Frequencies rounded to bf16 would turn far positions by radians."""
     whole = layered_target()
-    target = LoadedModel(whole.files, copy.deepcopy(whole.model).to(dtype), whole.bundle, str(dtype))
+    model: Any = copy.deepcopy(whole.model)
+    target = LoadedModel(whole.files, model.to(dtype), whole.bundle, str(dtype))
     loaded: Any = Eagle3.load(Kind(config={"rope_theta": 5000.0}).make().save(tmp_path), target)
     positions = torch.tensor([1, 100, 2000])
     cos, sin = loaded._head.rotary(positions, torch.zeros(1, dtype=dtype))
@@ -390,7 +391,9 @@ def test_what_does_not_fit_is_refused_by_name(name: str, tmp_path: Path) -> None
         Eagle3.load(head.save(tmp_path), layered_target())
 
 
-@pytest.mark.parametrize(("missing", "message"), [("config.json", "config.json is missing"), ("model.safetensors", "x")])
+@pytest.mark.parametrize(
+    ("missing", "message"), [("config.json", "config.json is missing"), ("model.safetensors", "x")]
+)
 def test_a_folder_that_is_no_head_is_refused(missing: str, message: str, tmp_path: Path) -> None:
     folder = Path(Kind().make().save(tmp_path))
     (folder / missing).unlink()

@@ -114,8 +114,8 @@ class Reference:
         state = states_of(self.target, committed[:-1])[-1]
         for _ in range(len(drafted)):
             state = torch.cat((state, self.rows(state, ids[1 : 1 + len(state)])[0][-1:]))
-        output: Any = self.target.model.get_output_embeddings()
-        logits: torch.Tensor = output.weight @ self.rows(state, ids[1 : 1 + len(state)])[1][-1]
+        model: Any = self.target.model
+        logits: torch.Tensor = model.get_output_embeddings().weight @ self.rows(state, ids[1 : 1 + len(state)])[1][-1]
         return logits
 
 

@@ -184,22 +184,21 @@ def test_one_that_comes_good_is_used_again() -> None:
     assert depths[-1] == 8
 
 
-def test_a_success_brings_the_probes_closer() -> None:
-    own = OwnPace()
-    for _ in range(4):
-        while not own.probing:
-            own.rest()
-        own.learn(1, 0)
+def rests_until_probed(own: OwnPace) -> int:
+    """Steps without it until it is to be tried again."""
     num_rests = 0
     while not own.probing:
         own.rest()
         num_rests += 1
-    assert num_rests == 128
-    own.learn(1, 1)
-    for _ in range(8):
-        assert not own.probing
-        own.rest()
-    assert own.probing
+    return num_rests
+
+
+def test_a_success_brings_the_probes_closer() -> None:
+    own, waits = OwnPace(), []
+    for num_held in (0, 0, 0, 0, 0, 0, 1, 0):
+        waits.append(rests_until_probed(own))
+        own.learn(1, num_held)
+    assert waits == [8, 16, 32, 64, 128, 128, 128, 8]
 
 
 def test_a_step_that_was_only_waited_for_is_no_step_without_it() -> None:
@@ -290,7 +289,9 @@ def test_a_nodes_draft_that_will_not_hold_is_no_place_to_go_on_from() -> None:
     num_committed = len(session.committed)
     session.mailbox.put(Draft(1, 1, num_committed, 0, (1, 2, 3, 4)), num_committed)
     scheduler = scheduler_of(pass_share=0.05, prior=(_STEP_S, 0.0005, 1e-7, 1e-7))
-    assert depth_of(scheduler, session) == 4  # a bad node's draft is not checked, so the hub goes on from the committed ids
+    assert (
+        depth_of(scheduler, session) == 4
+    )  # a bad node's draft is not checked, so the hub goes on from the committed ids
 
 
 def test_nobody_waits_for_a_node_while_the_hub_drafts() -> None:

@@ -16,8 +16,7 @@ from baru_common.model_files import LoadedModel
 from baru_hub.acceptance import accept
 from baru_hub.engines import Feed
 from baru_hub.engines.transformers import PAGE_SIZE, TransformersEngine
-from baru_hub.kv_cache import SCRATCH_SLOTS
-from baru_hub.ragged_batch import SequenceFeed, lay_out
+from baru_hub.ragged_batch import SCRATCH_SLOTS, SequenceFeed, lay_out
 from baru_hub.session import Block
 from baru_hub.tree import ROOT, TokenTree
 from support.tiny import tiny_target, twin
@@ -30,7 +29,7 @@ def target_in(dtype: str) -> LoadedModel:
     if dtype == "float32":
         return tiny_target()
     whole = tiny_target()
-    return LoadedModel(whole.files, copy.deepcopy(whole.model).to(torch.bfloat16), whole.bundle, dtype)
+    return LoadedModel(whole.files, copy.deepcopy(whole.model).bfloat16(), whole.bundle, dtype)
 
 
 @pytest.fixture
@@ -91,7 +90,7 @@ class Told:
 def logits_of(engine: TransformersEngine, feeds: Sequence[SequenceFeed]) -> list[torch.Tensor]:
     """What one pass says, for each feed: [num_draft + 1, vocabulary]."""
     logits, _ = engine._forward(lay_out(feeds, PAGE_SIZE, engine._row_floor, engine._cache.spare_page))
-    return list(logits.clone().split([len(feed.block.draft) + 1 for feed in feeds]))
+    return list(torch.split(logits.clone(), [len(feed.block.draft) + 1 for feed in feeds]))
 
 
 def random_tree(chance: random.Random, num_paths: int, depth: int) -> TokenTree:

@@ -87,8 +87,10 @@ def test_what_cannot_be_done_is_an_error_that_names_it(arguments: tuple[str, ...
 
 
 def test_a_file_name_drives_no_terminal(source: Path) -> None:
-    (source / "d\x1b[31m.png").write_text("red")
-    assert "\x1b" not in corpus("add", source).stderr
+    (source / "d\x07\x9b.png").write_text("a bell")
+    said = corpus("add", source).stderr
+    assert "d" in said
+    assert not {"\x07", "\x9b"} & set(said)
 
 
 async def test_an_answer_that_is_in_the_corpus_is_drafted_and_stays_the_targets_own(tmp_path: Path) -> None:
@@ -97,8 +99,6 @@ async def test_an_answer_that_is_in_the_corpus_is_drafted_and_stays_the_targets_
     tokenizer = Tokenizer(target.bundle)
     prompt = tokenizer.encode_text("tell me")
     expected = plain_greedy(target, prompt, 48)
-    texts = [bytes(target.vocabulary.text_bytes(token)) for token in expected]
-    assert texts
     (tmp_path / "known.txt").write_text(tokenizer.decode(expected), encoding="utf-8")
     (tmp_path / "other.txt").write_text("the road is closed", encoding="utf-8")
     assert corpus("add", tmp_path, "--name", "known").exit_code == 0

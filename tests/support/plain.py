@@ -103,7 +103,8 @@ def layer_tensors(
 
 def matrix(generator: torch.Generator, num_out: int, num_in: int) -> torch.Tensor:
     """Random and of a scale at which every part of a head has a say."""
-    return torch.randn(num_out, num_in, generator=generator) * 1.5 / num_in**0.5
+    scale: float = 1.5 / num_in**0.5
+    return torch.randn(num_out, num_in, generator=generator) * scale
 
 
 def norm_weight(generator: torch.Generator, size: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 
 from baru_common.model_files import LoadedModel, load, require_truncatable
 from baru_common.sampling import NO_ID, SamplingContext, SamplingMode, SamplingParams, SparseProbs
-from baru_common.sampling.sampler import Sampler
+from baru_common.sampling.sampler import Sampler, within
 from baru_common.tokens import Vocabulary
 
 from .base import Proposal
@@ -89,10 +89,7 @@ class CausalLmStream:
         )
         self._cache = output.cache
         self._cached = list(ids)
-        # [1, vocabulary]: what the embedding was padded with is never drafted, and neither are holes.
-        logits = output.logits[0, -1:, : self.loaded.vocabulary.size].float()
-        if holes := self.loaded.vocabulary.holes:
-            logits = logits.index_fill(1, torch.tensor(holes, device=logits.device), float("-inf"))
+        logits = within(output.logits[0, -1:].float(), self.loaded.vocabulary)  # [1, vocabulary]
         params = self.sampler.context.params
         if params.sampling_mode is SamplingMode.REJECTION and not params.is_greedy:
             return self.sampler.draft(logits, ids, num_committed, self._origin)

@@ -14,10 +14,31 @@ MAX_MULTIPLE = 10_000
 """Most that `multipleOf` may come to in a grammar, all of them multiplied."""
 
 
+MAX_MERGED = 12
+"""Most schemas of a grammar that hold at the same time as another one."""
+_MERGING = {"allOf", "anyOf", "oneOf", "$ref"}
+_MERGED = {"pattern", "format", "properties", "patternProperties", "additionalProperties", "items", "prefixItems"}
+
+
 def require_bounded(grammar: Grammar) -> None:
-    """Refuse what the library's own limits do not see: it builds a state for every remainder of `multipleOf`, and
-    for every remainder of the product of several. Minutes and gigabytes for a schema of 30 bytes."""
-    values = [value.get("multipleOf") for schema in _schemas(grammar) for value in _objects(schema)]
+    """Refuse what the library's own limits do not see, though it takes minutes and gigabytes for a short schema."""
+    objects = [value for schema in _schemas(grammar) for value in _objects(schema)]
+    _require_small_multiples(objects)
+    num_merged = sum(map(_num_merged, objects))
+    if num_merged > MAX_MERGED:
+        raise wrong_grammar(f"has {num_merged} schemas that hold along with others (allOf, $ref); at most {MAX_MERGED}")
+
+
+def _num_merged(schema: dict[str, Any]) -> int:
+    """Return how many schemas this one is merged with: patterns that hold together cost 2^(number of them)."""
+    merging = _MERGING & schema.keys()
+    together = schema["allOf"] if isinstance(schema.get("allOf"), list) else []
+    return max(len(together) - 1, 0) + max(len(merging) - 1, 0) + bool(merging and _MERGED & schema.keys())
+
+
+def _require_small_multiples(objects: list[dict[str, Any]]) -> None:
+    """The library builds a state for every remainder, and for every remainder of the product of several."""
+    values = [value.get("multipleOf") for value in objects]
     product = 1
     for divisor in {value for value in values if isinstance(value, (int, float))}:  # infinity has no digits
         digits = "".join(map(str, Decimal(str(divisor)).as_tuple().digits)).rstrip("0")

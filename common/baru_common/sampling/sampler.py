@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from baru_common.errors import InvalidRequest
+from baru_common.tokens import Vocabulary
 
 from .filters import filtered_weights, penalised
 from .guide import GuideCursor
@@ -185,6 +186,16 @@ class Sampler:
         dense = torch.zeros(size, device=self._device)
         dense[list(values)] = torch.tensor(list(values.values()), dtype=dense.dtype, device=self._device)
         return dense
+
+
+def within(logits: torch.Tensor, vocabulary: Vocabulary) -> torch.Tensor:
+    """Return a model's rows ([num_rows, width]) without what the embedding was padded with, and -inf for holes:
+    neither is ever chosen, or drafted."""
+    logits = logits[:, : vocabulary.size]
+    if not vocabulary.holes:
+        return logits
+    holes = torch.tensor(vocabulary.holes, device=logits.device)  # in no type that rounds ids
+    return logits.index_fill(1, holes, float("-inf"))
 
 
 def lowest_argmax(logits: torch.Tensor) -> list[int]:

@@ -41,7 +41,8 @@ def hub_drafter(spec: str, target: LoadedModel) -> tuple[Maker, Head | None]:
     if name == "early_exit" and argument.isdecimal():
         return (lambda parts: EarlyExitDrafter(parts, int(argument))), None
     if name == "mtp" and not argument:
-        mtp = Mtp.load(extra_tensors(target.files), target)
+        num_layers = target.model.config.get_text_config(decoder=True).num_hidden_layers
+        mtp = Mtp.load(extra_tensors(target.files, num_layers), target)
         return (lambda parts: RecurrentDrafter(mtp, "mtp", mtp.taps, parts)), mtp
     if name == "dflash" and argument:
         dflash = DFlash.load(argument, target)

@@ -109,5 +109,8 @@ class HubDrafter(Protocol):
     def num_bytes(self) -> int:
         """Memory of its weights, beside the target's."""
 
+    def forget(self, pages: Sequence[int]) -> None:
+        """Clear pages that get another owner: what a stranger's session left there must not colour anybody's drafts."""
+
     def draft(self, asks: Sequence[DraftAsk]) -> list[Guesses]:
         """Draft for all sessions at once; `states` are read and may be dropped."""

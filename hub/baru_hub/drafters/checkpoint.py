@@ -22,7 +22,7 @@ from baru_common.model_files import ModelFiles
 
 _FILES = ("model.safetensors", "pytorch_model.bin")
 MAX_TAP_IDS = 16
-_MTP_NAME = re.compile(r"^mtp\.|^model\.mtp_layers\.|^model\.layers\.\d+\.")
+_MTP_NAME = re.compile(r"^mtp\.|^model\.mtp_layers\.|^model\.layers\.(\d+)\.")
 
 
 def read_folder(path: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -79,19 +79,22 @@ def tap_layers(raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     if not isinstance(ids, list) or not 1 <= len(ids) <= MAX_TAP_IDS or not all(isinstance(i, int) for i in ids):
         raise ModelFileError(f"{key} is {ids!r}, must be a list of layer numbers")
     taps = tuple(i + 1 if ids[0] == 1 else i for i in ids)
-    if not all(0 <= tap <= num_layers for tap in taps):
-        raise ModelFileError(f"{key} is {ids}, the target has {num_layers} layers")
+    # The last one would have to be read before the target's final norm, which is not built.
+    if not all(0 <= tap < num_layers for tap in taps):
+        raise ModelFileError(f"{key} is {ids}: states 0 to {num_layers - 1} of this target can be read")
     return taps
 
 
-def extra_tensors(files: ModelFiles) -> dict[str, torch.Tensor]:
-    """Return the tensors of a target's checkpoint that belong to its MTP head; ModelFileError for a GGUF file."""
+def extra_tensors(files: ModelFiles, num_layers: int) -> dict[str, torch.Tensor]:
+    """Return the tensors that the checkpoint of a target of so many layers has for its MTP head, and no others;
+    ModelFileError for a GGUF file."""
     if files.is_gguf:
         raise ModelFileError(f"{files.name} is a GGUF file, which has no MTP head", hint="use the safetensors release")
     found: dict[str, torch.Tensor] = {}
     for path in files.weights:
         with safe_open(path, framework="pt") as archive:
             for name in archive.keys():  # noqa: SIM118  # not a dictionary
-                if _MTP_NAME.search(name):
+                match = _MTP_NAME.search(name)
+                if match and int(match[1] or num_layers) >= num_layers:
                     found[name] = archive.get_tensor(name)
     return found

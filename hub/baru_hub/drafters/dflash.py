@@ -21,6 +21,7 @@ from transformers import LlamaConfig
 
 from baru_common.errors import ModelFileError
 from baru_common.model_files import LoadedModel
+from baru_common.sampling.sampler import within
 from baru_hub.kv_cache import AttentionPlan, KvShape, PagedCache
 from baru_hub.ragged_batch import SequenceFeed, lay_out
 from baru_hub.session import Block
@@ -126,6 +127,10 @@ class DFlashDrafter:
         page_size, dtype = target.cache.page_size, layer.keys.dtype
         self._cache = PagedCache(dflash.kv_shape, target.num_pages, page_size, dtype=dtype, device=self._device)
 
+    def forget(self, pages: Sequence[int]) -> None:
+        """See `HubDrafter.forget`."""
+        self._cache.wipe(list(pages))
+
     @torch.inference_mode()
     def draft(self, asks: Sequence[DraftAsk]) -> list[Guesses]:
         """See `HubDrafter.draft`. A block that leaves the node's draft is a path beside it."""
@@ -165,9 +170,7 @@ class DFlashDrafter:
         embedded = model.get_input_embeddings()(torch.tensor(batch.ids, device=self._device))[None]
         positions = torch.tensor(batch.positions, device=self._device)
         hidden = self._dflash.head(embedded, positions, attend_through(self._cache, plan))[0]
-        logits = model.get_output_embeddings()(hidden)[:, : self._target.vocabulary.size].float()
-        if holes := self._target.vocabulary.holes:
-            logits = logits.index_fill(1, torch.tensor(holes, device=self._device), float("-inf"))
+        logits = within(model.get_output_embeddings()(hidden).float(), self._target.vocabulary)
         blocks, start = [], 0
         for ask, size in zip(asks, sizes, strict=True):
             drafted: list[int] = []

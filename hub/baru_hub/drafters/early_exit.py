@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from baru_common.errors import ConfigError
+from baru_common.sampling.sampler import within
 from baru_hub.kv_cache import AttentionPlan
 from baru_hub.ragged_batch import SequenceFeed, lay_out
 
@@ -39,6 +40,9 @@ class EarlyExitDrafter:
         self._model = shallow(model, num_layers, exit_norm)
         self.num_bytes = sum(p.numel() * p.element_size() for p in exit_norm.parameters()) if exit_norm else 0
 
+    def forget(self, pages: Sequence[int]) -> None:
+        """See `HubDrafter.forget`. It keeps nothing of its own."""
+
     @torch.inference_mode()
     def draft(self, asks: Sequence[DraftAsk]) -> list[Guesses]:
         """See `HubDrafter.draft`."""
@@ -54,7 +58,7 @@ class EarlyExitDrafter:
     def _pass(self, feeds: Sequence[SequenceFeed]) -> torch.Tensor:
         """Return the logits after each feed's last row: [num_feeds, vocabulary]."""
         target = self._target
-        device, vocabulary = target.loaded.model.device, target.loaded.vocabulary
+        device = target.loaded.model.device
         batch = lay_out(feeds, target.cache.page_size, target.row_floor, target.cache.spare_page)
         target.cache.begin(torch.tensor(batch.slots, device=device))
         ends = [rows.stop - 1 for rows in batch.deciding]
@@ -67,10 +71,7 @@ class EarlyExitDrafter:
             logits_to_keep=torch.tensor(kept, device=device),
             attention_plan=AttentionPlan.of(batch, target.cache.page_size, target.group, device),
         )
-        logits: torch.Tensor = output.logits[0, : len(ends), : vocabulary.size].float()
-        if vocabulary.holes:
-            logits = logits.index_fill(1, torch.tensor(vocabulary.holes, device=device), float("-inf"))
-        return logits
+        return within(output.logits[0, : len(ends)].float(), target.loaded.vocabulary)
 
 
 def shallow(model: Any, num_layers: int, norm: nn.Module | None = None) -> Any:

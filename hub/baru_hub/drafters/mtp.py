@@ -23,6 +23,7 @@ from torch import nn
 
 from baru_common.errors import ModelFileError
 from baru_common.model_files import LoadedModel
+from baru_common.sampling.sampler import within
 from baru_hub.kv_cache import ATTENTION, AttentionPlan, KvShape, PagedCache
 
 from .checkpoint import fill
@@ -144,11 +145,7 @@ class Mtp:
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
         """See `RecurrentHead.logits`."""
         model: Any = self._target.model
-        vocabulary = self._target.vocabulary
-        logits: torch.Tensor = model.get_output_embeddings()(normed)[:, : vocabulary.size].float()
-        if vocabulary.holes:
-            logits = logits.index_fill(1, torch.tensor(vocabulary.holes, device=logits.device), float("-inf"))
-        return logits
+        return within(model.get_output_embeddings()(normed).float(), self._target.vocabulary)
 
 
 def _renamed(tensors: Mapping[str, torch.Tensor], prefixes: Mapping[str, str]) -> Any:

@@ -65,6 +65,10 @@ class RecurrentDrafter:
         page_size, dtype = target.cache.page_size, layer.keys.dtype
         self._cache = PagedCache(head.kv_shape, target.num_pages, page_size, dtype=dtype, device=self._device)
 
+    def forget(self, pages: Sequence[int]) -> None:
+        """See `HubDrafter.forget`."""
+        self._cache.wipe(list(pages))
+
     @torch.inference_mode()
     def draft(self, asks: Sequence[DraftAsk]) -> list[Guesses]:
         """See `HubDrafter.draft`."""

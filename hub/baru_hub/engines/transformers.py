@@ -17,7 +17,7 @@ import torch
 from baru_common.errors import BaruError, ConfigError, EngineFailure, ModelFileError
 from baru_common.model_files import LoadedModel, require_truncatable
 from baru_common.sampling import SamplingContext, SamplingParams
-from baru_common.sampling.sampler import Sampler, lowest_argmax
+from baru_common.sampling.sampler import Sampler, lowest_argmax, within
 from baru_hub.acceptance import Decision, standing
 from baru_hub.cost_model import CostModel, StepShape
 from baru_hub.deciding import decide
@@ -130,6 +130,8 @@ class TransformersEngine:
         # The last prompt id is always fed: its row decides the first id.
         shared = self._pool.find(page_keys(identity, prompt_ids[:-1], PAGE_SIZE)) if identity is not None else []
         pages = self._pool.reserve(self._pool.num_pages_for(max_length), shared)
+        if self._drafter:
+            self._drafter.forget(pages[len(shared) :])
         num_cached = len(shared) * PAGE_SIZE
         if sampling is None:
             sampling = SamplingContext(SamplingParams(), len(prompt_ids), self._spec.vocabulary, self._spec.eos_ids)
@@ -208,7 +210,7 @@ class TransformersEngine:
     def _forward(self, batch: RaggedBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the logits of the checked rows, see `_checked_rows`: [num_checked, vocabulary]; and the hidden states
         that the drafter reads, if it does, of all rows: [num_rows, num_taps, width]."""
-        device, vocabulary = self._device, self._spec.vocabulary
+        device = self._device
         self._cache.begin(torch.tensor(batch.slots, device=device))
         rows = [row for rows in _checked_rows(batch) for row in rows]
         # Padded like the batch itself: the head is a linear layer, too.
@@ -222,11 +224,7 @@ class TransformersEngine:
             attention_plan=AttentionPlan.of(batch, PAGE_SIZE, self._group, device),
             output_hidden_states=bool(self._taps),
         )
-        # What the embedding was padded with is never chosen, and neither are holes.
-        logits: torch.Tensor = output.logits[0, : len(rows), : vocabulary.size]
-        if vocabulary.holes:
-            holes = torch.tensor(vocabulary.holes, device=logits.device)  # in no type that rounds ids
-            logits = logits.index_fill(1, holes, float("-inf"))
+        logits = within(output.logits[0, : len(rows)], self._spec.vocabulary)
         taps = torch.stack([output.hidden_states[i][0] for i in self._taps], 1) if self._taps else None
         return logits, taps
 
