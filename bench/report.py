@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 KEPT = DOCS / "bench"
 PAGE = DOCS / "performance.md"
 SAMPLING = DOCS / "sampling.md"
+DRAFTERS = DOCS / "drafters.md"
 
 Row = dict[str, Any]
 
@@ -50,6 +52,7 @@ def main() -> None:
     plot_simulated(simulated)
     fill(PAGE, "tables", "\n\n".join(part for part in parts if part))
     fill(SAMPLING, "acceptance", acceptance_table(list(Store(KEPT / "acceptance.jsonl").rows().values())))
+    fill(DRAFTERS, "suffix", suffix_table(Store(KEPT / "suffix.jsonl").rows()))
     fill(SAMPLING, "structured", structured_table(list(Store(KEPT / "structured.jsonl").rows().values())))
 
 
@@ -200,10 +203,12 @@ def steps_table(rows: dict[str, Row]) -> str:
 
 
 def acceptance_table(rows: list[Row]) -> str:
-    """Coupled and rejection sampling on the opt-in pair."""
+    """Coupled and rejection sampling on the opt-in pair, over the prompts that every cell was measured on."""
+    temperatures, modes = sorted({row["temperature"] for row in rows}), {row["mode"] for row in rows}
+    counts = Counter(row["prompt"] for row in rows)
+    rows = [row for row in rows if counts[row["prompt"]] == len(temperatures) * len(modes)]
     if not rows:
         return ""
-    temperatures = sorted({row["temperature"] for row in rows})
     coupled = [row for row in rows if "expected" in row]
     lines: list[list[object]] = []
     for rule in coupled[0]["expected"]:
@@ -218,7 +223,8 @@ def acceptance_table(rows: list[Row]) -> str:
         (
             f"Measured: target {first['target']}, drafter {first['drafter']}, bf16, {first['machine']};"
             f" {len({row['prompt'] for row in rows})} prompts; expectations over the same"
-            f" {', '.join(map(str, num_ids.values()))} positions of coupled outputs.",
+            f" {', '.join(map(str, num_ids.values()))} positions of coupled outputs. Mean accepted lengths are of each"
+            " mode's own outputs, which differ, so they have the spread of so few ids; the expectations have not.",
             "",
             table(["", *(f"temperature {t}" for t in temperatures)], lines),
         )
@@ -254,6 +260,37 @@ def structured_table(rows: list[Row]) -> str:
     return (
         f"Measured: {first['target']}, drafter {first['drafter']}, depth {first['depth']}, {first['machine']}.\n\n"
         + table(heading, lines)
+    )
+
+
+def suffix_table(stored: dict[str, Row]) -> str:
+    """What repeating drafters earn, by class of prompt."""
+    if not stored:
+        return ""
+    index = stored["index"]
+    rows = [row for key, row in stored.items() if key != "index"]
+    cells = [
+        (name, depth)
+        for depth in sorted({r["depth"] for r in rows})
+        for name in dict.fromkeys(r["drafter"] for r in rows)
+    ]
+    lines: list[list[object]] = []
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        of_kind = [row for row in rows if row["kind"] == kind]
+        chosen = ([r for r in of_kind if (r["drafter"], r["depth"]) == cell] for cell in cells)
+        lines.append([kind, *map(_mean_length, chosen)])
+    with_corpus = [row for row in rows if row["drafter"] == "suffix:reports"]
+    micros = sorted(1e6 * row["cpu_s"] / row["num_proposals"] for row in with_corpus)
+    return "\n\n".join(
+        (
+            f"Measured by `python -m bench.suffix`: the target's stored greedy answers replayed; {index['machine']}."
+            f" Corpus: the {index['num_texts']} reports of examples/reports, {index['num_ids']} ids,"
+            f" {index['num_bytes'] / index['num_ids']:.1f} bytes an id. CPU time a block: median answer"
+            f" {statistics.median(micros):.0f} us, worst {micros[-1]:.0f} us. Mean accepted length by drafter and depth;"
+            " `held out`: each report written from the folds that it is not in. On the situation-report prompts the"
+            " session alone does as well: those answers mostly repeat their prompts.",
+            table(["class", *(f"{name}, {depth}" for name, depth in cells)], lines),
+        )
     )
 
 

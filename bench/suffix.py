@@ -168,7 +168,8 @@ def measure(*, missed: bool) -> None:
     size = {"num_texts": len(texts), "num_ids": index.num_ids, "num_bytes": index.num_bytes, "built_s": built_s}
     STORE.append("index", {"machine": machine(), **size})
     for run in runs:
-        STORE.append(f"{run.drafter} {run.depth} {run.name}", {"machine": machine(), **asdict(run)})
+        row = {name: value for name, value in asdict(run).items() if name != "missed"}
+        STORE.append(f"{run.drafter} {run.depth} {run.name}", {"machine": machine(), **row})
     console = Console(highlight=False)
     bytes_per_id = index.num_bytes / max(index.num_ids, 1)
     console.print(

@@ -68,7 +68,6 @@ class Corpus:
         if not source.exists():
             raise ConfigError(f"there is nothing at {source}")
         files = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         num_texts, num_known, skipped = 0, 0, []
         num_bytes = self.num_bytes
         for file in files:
@@ -86,6 +85,8 @@ class Corpus:
                     f"corpus {self.name} would pass {MAX_CORPUS_BYTES >> 20} MiB with {file}",
                     hint="remove what is not needed, or use another corpus",
                 )
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.chmod(0o700)
             write_atomically(path, text.encode())
             num_texts += 1
         if num_texts + num_known == 0:

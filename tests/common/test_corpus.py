@@ -9,6 +9,7 @@ import pytest
 
 from baru_common import corpus as module
 from baru_common.corpus import DEFAULT_CORPUS, SUFFIXES, Added, Corpus, corpora, data_folder
+from baru_common.drafters import load_drafter
 from baru_common.errors import ConfigError
 
 
@@ -214,3 +215,17 @@ def test_a_corpus_is_removed_with_its_copies(source: Path) -> None:
 def test_what_is_not_there_cannot_be_removed() -> None:
     with pytest.raises(ConfigError, match="no corpus gone"):
         Corpus("gone").remove()
+
+
+def test_what_holds_no_text_leaves_no_corpus_behind(tmp_path: Path) -> None:
+    """Nothing was added, so there is nothing to list."""
+    (tmp_path / "photo.jpg").write_bytes(b"no text")
+    with pytest.raises(ConfigError, match="no text"):
+        Corpus("new").add(tmp_path)
+    assert "new" not in [corpus.name for corpus in corpora()]
+
+
+def test_a_drafter_without_a_name_for_its_corpus_is_refused() -> None:
+    """`suffix` drafts from the session alone; `suffix:` is a slip."""
+    with pytest.raises(ConfigError, match="no drafter"):
+        load_drafter("suffix:")

@@ -224,7 +224,6 @@ def test_a_text_deleted_while_it_is_read_costs_nothing_but_a_warning(
     assert len(corpus.version) == 1
 
 
-@pytest.mark.xfail(raises=FileNotFoundError, strict=True, reason="looking for changes is not guarded as reading is")
 def test_a_session_begins_while_the_corpus_is_being_removed(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its folder may go between any two looks at it: the session drafts from what was read."""
     drafter = CorpusDrafter(corpus).bound(_TOKENIZER)

@@ -75,14 +75,14 @@ def load_drafter(spec: str) -> Drafter | TextDrafter | None:
 
     ConfigError for an unknown name, ModelFileError for a model that cannot be loaded.
     """
-    name, _, argument = spec.partition(":")
+    name, colon, argument = spec.partition(":")
     if name == "none" and not argument:
         return None
     if name == "ngram" and not argument:
         from .ngram import NgramDrafter
 
         return NgramDrafter()
-    if name == "suffix":
+    if name == "suffix" and bool(colon) is bool(argument):
         from .corpus_drafter import CorpusDrafter
         from .suffix import SuffixDrafter
 

@@ -31,8 +31,11 @@ class CorpusDrafter:
             )
 
     def bound(self, tokenizer: Tokenizer) -> BoundCorpusDrafter:
-        """See `TextDrafter`."""
-        return BoundCorpusDrafter(self.corpus, tokenizer)
+        """See `TextDrafter`; ConfigError for a text that cannot be read."""
+        try:
+            return BoundCorpusDrafter(self.corpus, tokenizer)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"corpus {self.corpus.name} cannot be read: {error}", hint="add its texts anew") from error
 
 
 class BoundCorpusDrafter:
@@ -55,9 +58,16 @@ class BoundCorpusDrafter:
 
     def start(self, sampling: SamplingContext | None = None) -> SuffixStream:
         """See `Drafter.start`."""
-        if self._corpus.version != self._version and self._reading.acquire(blocking=False):
+        if self._has_changed and self._reading.acquire(blocking=False):
             threading.Thread(target=self._read_again, name="baru-corpus", daemon=True).start()
         return self._drafter.start(sampling)
+
+    @property
+    def _has_changed(self) -> bool:
+        try:
+            return self._corpus.version != self._version
+        except OSError:  # it is being removed: what was read serves on
+            return False
 
     def _read(self) -> SuffixDrafter:
         start_s = time.monotonic()
@@ -71,7 +81,7 @@ class BoundCorpusDrafter:
             version = self._corpus.version
             self._drafter = self._read()  # one assignment: sessions see the old index or the new one
             self._version = version
-        except OSError as error:  # a text went while it was read: the next session tries again
+        except (OSError, UnicodeDecodeError) as error:  # a text went while it was read: the next session tries again
             _log.warning("corpus %s could not be read again: %s", self._corpus.name, error)
         finally:
             self._reading.release()
