@@ -286,8 +286,8 @@ def suffix_table(stored: dict[str, Row]) -> str:
             f"Measured by `python -m bench.suffix`: the target's stored greedy answers replayed; {index['machine']}."
             f" Corpus: the {index['num_texts']} reports of examples/reports, {index['num_ids']} ids,"
             f" {index['num_bytes'] / index['num_ids']:.1f} bytes an id. CPU time a block: median answer"
-            f" {statistics.median(micros):.0f} us, worst {micros[-1]:.0f} us. Mean accepted length by drafter and"
-            " depth; `held out`: each report written from the folds that it is not in. On the situation-report prompts the"
+            f" {statistics.median(micros):.0f} us, worst {micros[-1]:.0f} us. Mean accepted length by drafter, depth;"
+            " `held out`: each report written from the folds that it is not in. On the situation-report prompts the"
             " session alone does as well: those answers mostly repeat their prompts.",
             table(["class", *(f"{name}, {depth}" for name, depth in cells)], lines),
         )
