@@ -420,6 +420,7 @@ BAD: dict[str, Grammar] = {
     "lark that never ends": Grammar.lark("start: start"),
     "lark too deep": Grammar.lark("start: " + "(" * 30_000 + '"a"' + ")" * 30_000),
     "lark that is none": Grammar.lark("\x00\x01 not a grammar"),
+    "lark that is the library's own format": Grammar.lark('\n{"grammars": [{"json_schema": {}}]}'),
     "lark with a huge count": Grammar.lark('start: "a"{99999999999999999999}'),
 }
 
@@ -565,8 +566,8 @@ MULTIPLES = [
     ('{"multipleOf": 5e6}', True),
     ('{"multipleOf": 0.0009999}', True),
     ('{"multipleOf": 1000.1}', False),
-    ('{"items": {"multipleOf": 60}, "allOf": [{"multipleOf": 0.25}, {"multipleOf": 60}]}', True),
-    ('{"items": {"multipleOf": 101}, "allOf": [{"multipleOf": 0.99}, {"multipleOf": 2}]}', False),
+    ('{"items": {"multipleOf": 999}, "prefixItems": [{"multipleOf": 0.2}, {"multipleOf": 999}]}', True),
+    ('{"items": {"multipleOf": 101}, "prefixItems": [{"multipleOf": 0.99}, {"multipleOf": 2}]}', False),
 ]
 
 
@@ -585,6 +586,10 @@ def nested(depth: int, **schema: Any) -> dict[str, Any]:
     return {"pattern": f"a{depth}"} | {key: [inner] if value == [] else value for key, value in schema.items()}
 
 
+def both(least: int) -> dict[str, Any]:
+    return {"anyOf": [{"type": "string"}], "oneOf": [{"minLength": least}]}
+
+
 TOGETHER: dict[str, tuple[dict[str, Any], bool]] = {
     "13 that all hold": ({"allOf": [{"type": "integer", "maximum": i} for i in range(13)]}, True),
     "14 that all hold": ({"allOf": [{"type": "integer", "maximum": i} for i in range(14)]}, False),
@@ -593,7 +598,8 @@ TOGETHER: dict[str, tuple[dict[str, Any], bool]] = {
     "one and its pattern, often": (nested(12, allOf=[]), False),
     "any of one and its pattern": (nested(12, anyOf=[]), False),
     "one of one and its pattern": (nested(12, oneOf=[]), False),
-    "both and its pattern": (nested(6, oneOf=[], allOf=[]), False),
+    "both at once": ({"properties": {f"{i}": both(i) for i in range(12)}}, True),
+    "both at once, often": ({"properties": {f"{i}": both(i) for i in range(13)}}, False),
     "references with patterns": (
         {"$defs": {"x": {"type": "string"}}, "items": [{"$ref": "#/$defs/x", "pattern": f"{i}"} for i in range(13)]},
         False,
@@ -606,6 +612,7 @@ TOGETHER: dict[str, tuple[dict[str, Any], bool]] = {
         },
         True,
     ),
+    "patterns alone": ({"properties": {f"{i}": {"type": "string", "pattern": f"a{i}"} for i in range(50)}}, True),
     "this or null": ({"properties": {f"{i}": {"anyOf": [{"type": "null"}, {"minimum": i}]} for i in range(50)}}, True),
 }
 

@@ -72,7 +72,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     "forced": {"forced_ids": (5, 5, 9, 1, 2)},
     "min tokens": {"min_tokens": 7, "stop_ids": (5,)},
     "min tokens without eos": {"min_tokens": 7, "stop_ids": (5,), "ignore_eos": True},
-    "forced beyond min tokens": {"forced_ids": (5, 2, 9), "min_tokens": 2},
+    "forced beyond min tokens": {"forced_ids": (5, 9, 2), "min_tokens": 2},
     "everything": {
         "logit_bias": {1: 5.0, 4: 2.0},
         "repetition_penalty": 0.6,
@@ -80,7 +80,7 @@ PARAMS: dict[str, dict[str, Any]] = {
         "frequency_penalty": 0.3,
         "banned_ids": (6,),
         "allowed_ids": tuple(range(1, 30)),
-        "forced_ids": (5, 9),
+        "forced_ids": (4, 9),
         "min_tokens": 6,
         "stop_ids": (5,),
     },
@@ -113,6 +113,15 @@ def test_plain_rows_are_handed_through() -> None:
     filters: dict[str, Any] = {"temperature": 1.0, "seed": 1, "top_k": 2, "top_p": 0.5, "min_p": 0.1}
     for params in ({}, filters):
         assert sampler(**params).adjusted(logits, [1, 2, 3, 4], 3, 3) is logits
+
+
+@pytest.mark.parametrize("ends", [{"stop_ids": (5,)}, {}])
+def test_an_output_that_is_forced_to_end_too_soon_is_refused(ends: dict[str, Any]) -> None:
+    """A forced id would overrule min_tokens: one of the two is a slip."""
+    forced = (9, 5) if ends else (9, EOS[0])
+    with pytest.raises(InvalidRequest, match=f"forced_ids holds {forced[1]}"):
+        sampler(forced_ids=forced, min_tokens=2, **ends)
+    sampler(forced_ids=forced, min_tokens=1, **ends)
 
 
 def test_plain_means_the_likeliest_of_the_plain_logits() -> None:

@@ -114,7 +114,7 @@ def request(seed: int) -> Request:
             params |= mask if chance.random() < 0.3 else {}
     # Prompts that repeat themselves, so that n-grams have something to find.
     motif = chance.choices(range(3, _SIZE), k=chance.randint(1, 9))
-    prompt = (seed + 3, *motif * chance.randint(1, 4))
+    prompt = (seed % 290 + 3, *motif * chance.randint(1, 4))
     return Request(prompt, SamplingParams(**params))
 
 

@@ -81,7 +81,7 @@ def tap_layers(raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     taps = tuple(i + 1 if ids[0] == 1 else i for i in ids)
     # The last one would have to be read before the target's final norm, which is not built.
     if not all(0 <= tap < num_layers for tap in taps):
-        raise ModelFileError(f"{key} is {ids}: states 0 to {num_layers - 1} of this target can be read")
+        raise ModelFileError(f"{key} is {ids}, the target has {num_layers} layers: up to {num_layers - 1} can be read")
     return taps
 
 
