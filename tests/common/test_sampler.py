@@ -303,6 +303,10 @@ def test_ranked_ids_come_in_the_order_in_which_they_would_be_chosen(values: dict
             assert sampler(**params).rank(logits, committed, drafted, num) == order[:num]
         assert subject.choose(logits, ids, n, len(committed)) == order[:1]
     assert sampler(**params).rank(torch.full((1, SIZE), -INF), [1, 2, 3], [], 4) == []
+    if not params["temperature"]:
+        tied = sampler(**params).rank(torch.zeros(1, SIZE), [1, 2, 3], [], 4)
+        assert tied[0] == 0
+        assert len(set(tied)) == len(tied) == 4
 
 
 # -- drafts for rejection sampling

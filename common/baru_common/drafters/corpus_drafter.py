@@ -35,7 +35,8 @@ class CorpusDrafter:
         try:
             return BoundCorpusDrafter(self.corpus, tokenizer)
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"corpus {self.corpus.name} cannot be read: {error}", hint="add its texts anew") from error
+            message = f"corpus {self.corpus.name} cannot be read: {error}"
+            raise ConfigError(message, hint="add its texts anew") from error
 
 
 class BoundCorpusDrafter:
