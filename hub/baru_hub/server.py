@@ -21,6 +21,8 @@ from .servicer import DraftingServicer
 from .verifier import Verifier
 
 SERVICE = drafting_pb2.DESCRIPTOR.services_by_name["DraftingService"].full_name
+_LAST_FRAMES_S = 0.5
+"""Time for the last frames of sessions that have ended to go out."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ async def running_hub(engine: Engine, config: HubConfig, *, scheduler: Scheduler
         try:
             yield Hub(address, verifier, server, health_servicer)
         finally:
-            await server.stop(grace=None)
+            verifier.dismiss()
+            await server.stop(_LAST_FRAMES_S)  # a session has ended when its last frames are queued, not yet sent
 
 
 def _bind(server: grpc.aio.Server, listen: str) -> str:

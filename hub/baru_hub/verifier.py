@@ -157,8 +157,7 @@ class Verifier:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for live in self._live:
-            live.fail(HubUnavailable("the hub is stopping", hint="try again when it is back"))
+        self.dismiss()
         self._stopping = True
         self._awake.set()
         if self._loop_task:
@@ -237,6 +236,11 @@ class Verifier:
         deadline = self._clock() + grace_s
         while any(live.runs for live in self._live) and self._clock() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
+
+    def dismiss(self) -> None:
+        """End the sessions that still run: their nodes are told that the hub is stopping."""
+        for live in self._live:
+            live.fail(HubUnavailable("the hub is stopping", hint="try again when it is back"))
 
     # -- the loop
 

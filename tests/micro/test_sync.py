@@ -172,6 +172,7 @@ _INTERRUPTED = """
 import os, signal, sys, threading, time
 from baru_micro import SyncMicroNode, Step
 from baru_common.sampling import SamplingParams
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it may have been started with the signal ignored
 with SyncMicroNode.connect(sys.argv[1], drafter=None) as node:
     try:
         for event in node.generate([1, 5, 9], SamplingParams(ignore_eos=True)):
