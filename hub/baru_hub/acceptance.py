@@ -74,11 +74,11 @@ def accept(draft: TokenTree | Sequence[int], decision: Decision, num_chain: int 
     """
     tree = draft if isinstance(draft, TokenTree) else TokenTree.chain(draft)
     nodes = standing(tree, decision)
-    places = range(len(decision.ids)) if decision.num_accepted is not None else (0, *(node + 1 for node in nodes))
+    places = (0, *(node + 1 for node in nodes))
     emitted = (*(tree.ids[node] for node in nodes), decision.ids[places[-1]])
     num_chain = len(tree) if num_chain is None else num_chain
     num_accepted = sum(node < num_chain for node in nodes)
-    return Acceptance(num_chain, num_accepted, emitted, None, len(nodes) - num_accepted, tuple(places))
+    return Acceptance(num_chain, num_accepted, emitted, None, len(nodes) - num_accepted, places)
 
 
 def stop(acceptance: Acceptance, stop_ids: Collection[int], room: int, text_end: int | None = None) -> Acceptance:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from baru_common.frames import TokenLogprobs
-from baru_common.sampling import NO_ID, SamplingMode
+from baru_common.sampling import NO_ID
 from baru_common.sampling.noise import Stream, noise_key, race, uniform
 from baru_common.sampling.sampler import Sampler
 
@@ -24,7 +24,7 @@ def decide(logits: torch.Tensor, sampler: Sampler, committed: Sequence[int], blo
     """
     params = sampler.context.params
     logits = logits.float()
-    if params.sampling_mode is SamplingMode.REJECTION and not params.is_greedy:
+    if params.by_rejection:
         decision = _checked_by_rejection(logits, sampler, committed, block)
     else:
         decision = Decision(tuple(_chosen(logits, sampler, committed, block.tree)))

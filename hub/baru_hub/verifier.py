@@ -36,7 +36,7 @@ from baru_common.frames import (
     Open,
     Opened,
 )
-from baru_common.sampling import SamplingContext, SamplingMode, SamplingParams
+from baru_common.sampling import SamplingContext, SamplingParams
 from baru_common.sampling.guide import Guide
 
 from .acceptance import Acceptance, Decision, accept
@@ -354,8 +354,7 @@ class Verifier:
 
     def _drafts_itself(self, params: SamplingParams) -> bool:
         # Rejection sampling checks one chain against the distributions that it was drawn from: the node's.
-        by_rejection = params.sampling_mode is SamplingMode.REJECTION and not params.is_greedy
-        return self.spec.drafter is not None and self._max_depth > 0 and not by_rejection
+        return self.spec.drafter is not None and self._max_depth > 0 and not params.by_rejection
 
     def _release_closed(self) -> None:
         for live in [live for live in self._live if live.closed]:

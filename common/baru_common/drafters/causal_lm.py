@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from baru_common.model_files import LoadedModel, load, require_truncatable
-from baru_common.sampling import NO_ID, SamplingContext, SamplingMode, SamplingParams, SparseProbs
+from baru_common.sampling import NO_ID, SamplingContext, SamplingParams, SparseProbs
 from baru_common.sampling.sampler import Sampler, within
 from baru_common.tokens import Vocabulary
 
@@ -90,8 +90,7 @@ class CausalLmStream:
         self._cache = output.cache
         self._cached = list(ids)
         logits = within(output.logits[0, -1:].float(), self.loaded.vocabulary)  # [1, vocabulary]
-        params = self.sampler.context.params
-        if params.sampling_mode is SamplingMode.REJECTION and not params.is_greedy:
+        if self.sampler.context.params.by_rejection:
             return self.sampler.draft(logits, ids, num_committed, self._origin)
         return self.sampler.choose(logits, ids, len(ids), num_committed)[0], None
 

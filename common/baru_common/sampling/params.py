@@ -139,6 +139,11 @@ class SamplingParams:
         return self.temperature == 0
 
     @property
+    def by_rejection(self) -> bool:
+        """Drafts are checked by rejection sampling; greedy decoding has nothing to reject by."""
+        return self.sampling_mode is SamplingMode.REJECTION and not self.is_greedy
+
+    @property
     def adjustments(self) -> tuple[str, ...]:
         """Names of the parameters that change logits before anything is drawn; none: the likeliest id stays that."""
         return tuple(name for name in _ADJUSTMENTS if getattr(self, name) != getattr(SamplingParams, name))

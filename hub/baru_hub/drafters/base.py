@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from baru_common.model_files import LoadedModel
 from baru_common.sampling.sampler import Sampler
-from baru_hub.kv_cache import PagedCache
+from baru_hub.kv_cache import KvShape, PagedCache
 
 from .guesses import Guesses
 
@@ -91,6 +91,12 @@ class TargetParts:
     group: int
     """Query heads of the target that share a key-value head."""
     row_floor: int
+
+    def cache_of(self, shape: KvShape) -> PagedCache:
+        """Return pages of a drafter's own, numbered as the target's are."""
+        layer: Any = self.cache.layers[0]
+        device = self.loaded.model.device
+        return PagedCache(shape, self.num_pages, self.cache.page_size, dtype=layer.keys.dtype, device=device)
 
 
 class HubDrafter(Protocol):

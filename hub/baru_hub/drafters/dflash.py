@@ -22,14 +22,14 @@ from transformers import LlamaConfig
 from baru_common.errors import ModelFileError
 from baru_common.model_files import LoadedModel
 from baru_common.sampling.sampler import within
-from baru_hub.kv_cache import AttentionPlan, KvShape, PagedCache
+from baru_hub.kv_cache import AttentionPlan, KvShape
 from baru_hub.ragged_batch import SequenceFeed, lay_out
 from baru_hub.session import Block
 
 from .base import DraftAsk, TargetParts
 from .checkpoint import fill, read_folder
 from .guesses import Guesses
-from .layers import Attend, DecoderLayer, Rotary, norm_of
+from .layers import Attend, DecoderLayer, Rotary, norm_of, num_bytes_of
 from .recurrent import attend_through
 
 
@@ -68,7 +68,7 @@ class DFlash:
     def __init__(self, head: DFlashHead, taps: tuple[int, ...], block_size: int, mask_id: int) -> None:
         self.head, self.taps, self.block_size, self.mask_id = head, taps, block_size, mask_id
         self.kv_shape = KvShape.of(head.config)
-        self.num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in head.state_dict().values())
+        self.num_bytes = num_bytes_of(head)
 
     @classmethod
     def load(cls, path: str, target: LoadedModel) -> DFlash:
@@ -123,9 +123,7 @@ class DFlashDrafter:
         self._device = model.device
         config = dflash.head.config
         self._group = config.num_attention_heads // dflash.kv_shape.num_kv_heads
-        layer: Any = target.cache.layers[0]
-        page_size, dtype = target.cache.page_size, layer.keys.dtype
-        self._cache = PagedCache(dflash.kv_shape, target.num_pages, page_size, dtype=dtype, device=self._device)
+        self._cache = target.cache_of(dflash.kv_shape)
 
     def forget(self, pages: Sequence[int]) -> None:
         """See `HubDrafter.forget`."""
@@ -134,11 +132,12 @@ class DFlashDrafter:
     @torch.inference_mode()
     def draft(self, asks: Sequence[DraftAsk]) -> list[Guesses]:
         """See `HubDrafter.draft`. A block that leaves the node's draft is a path beside it."""
-        known = [ask for ask in asks if ask.is_followed]
-        if known:
-            self._read(known)
-        drafted = iter(self._blocks(known) if known else ())
-        return [_beside(ask, next(drafted)) if ask in known else Guesses(ask.chain) for ask in asks]
+        known = {i: ask for i, ask in enumerate(asks) if ask.is_followed}
+        if not known:
+            return [Guesses(ask.chain) for ask in asks]
+        self._read(list(known.values()))
+        blocks = dict(zip(known, self._blocks(list(known.values())), strict=True))
+        return [_beside(ask, blocks[i]) if i in blocks else Guesses(ask.chain) for i, ask in enumerate(asks)]
 
     def _read(self, asks: Sequence[DraftAsk]) -> None:
         """Put the keys and values of unread states into the pages."""

@@ -24,7 +24,7 @@ from baru_common.model_files import LoadedModel
 from baru_hub.kv_cache import AttentionPlan, KvShape, PagedCache
 
 from .checkpoint import fill, read_folder, tap_layers
-from .layers import Attend, DecoderLayer, Rotary, Rotation, SelfAttention, norm_of
+from .layers import Attend, DecoderLayer, Rotary, Rotation, SelfAttention, norm_of, num_bytes_of
 from .recurrent import attend_through
 
 
@@ -194,7 +194,7 @@ class Eagle3:
         self._target_ids = head.target_ids()
         self.kv_shape = KvShape.of(head.config)
         self.group = head.config.num_attention_heads // self.kv_shape.num_kv_heads
-        self.num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in head.state_dict().values())
+        self.num_bytes = num_bytes_of(head)
 
     @classmethod
     def load(cls, path: str, target: LoadedModel) -> Eagle3:

@@ -21,6 +21,7 @@ from baru_hub.ragged_batch import SequenceFeed, lay_out
 
 from .base import DraftAsk, TargetParts
 from .guesses import Guesses
+from .layers import num_bytes_of
 from .paths import Path
 
 
@@ -38,7 +39,7 @@ class EarlyExitDrafter:
             raise ConfigError(f"an exit after {num_layers} layers is not possible, the target has {most}")
         self._target = target
         self._model = shallow(model, num_layers, exit_norm)
-        self.num_bytes = sum(p.numel() * p.element_size() for p in exit_norm.parameters()) if exit_norm else 0
+        self.num_bytes = num_bytes_of(exit_norm) if exit_norm else 0
 
     def forget(self, pages: Sequence[int]) -> None:
         """See `HubDrafter.forget`. It keeps nothing of its own."""

@@ -104,3 +104,8 @@ class DecoderLayer(nn.Module):
 def norm_of(config: PreTrainedConfig) -> nn.Module:
     norm: nn.Module = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
     return norm
+
+
+def num_bytes_of(module: nn.Module) -> int:
+    """Return the memory of a module's weights."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())

@@ -27,6 +27,7 @@ from baru_common.sampling.sampler import within
 from baru_hub.kv_cache import ATTENTION, AttentionPlan, KvShape, PagedCache
 
 from .checkpoint import fill
+from .layers import num_bytes_of
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Mtp:
         self.taps = (config.num_hidden_layers,)
         self.kv_shape = replace(KvShape.of(config), num_layers=1)
         self.group = config.num_attention_heads // self.kv_shape.num_kv_heads
-        self.num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in head.state_dict().values())
+        self.num_bytes = num_bytes_of(head)
         self._head, self._target, self._layout = head, target, layout
         self._recycle_normed = recycle_normed
 

@@ -9,7 +9,7 @@ One session at committed length n, states f_0 ... f_(n-2) of which the last few 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -61,9 +61,7 @@ class RecurrentDrafter:
         self.num_bytes = head.num_bytes
         self._head = head
         self._device = target.loaded.model.device
-        layer: Any = target.cache.layers[0]
-        page_size, dtype = target.cache.page_size, layer.keys.dtype
-        self._cache = PagedCache(head.kv_shape, target.num_pages, page_size, dtype=dtype, device=self._device)
+        self._cache = target.cache_of(head.kv_shape)
 
     def forget(self, pages: Sequence[int]) -> None:
         """See `HubDrafter.forget`."""
