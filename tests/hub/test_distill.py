@@ -13,8 +13,11 @@ import pytest
 import torch
 
 from baru_common.errors import ConfigError
-from baru_hub.distill.eagle3 import Trainee, new_head, observe
-from baru_hub.distill.texts import Text, batches, draft_vocabulary, read_texts, split
+from baru_common.model_files import LoadedModel
+from baru_hub.distill import observed
+from baru_hub.distill.eagle3 import Trainee, new_head
+from baru_hub.distill.observed import Observed, observe
+from baru_hub.distill.texts import Text, batches, cut, draft_vocabulary, read_texts, split
 from baru_hub.distill.train import Recipe, Training, export
 from baru_hub.drafters.base import DraftAsk, States, TargetParts
 from baru_hub.drafters.eagle3 import Eagle3, Eagle3Head
@@ -121,7 +124,7 @@ def test_batches_hold_every_text_once() -> None:
     """Of like length, no more ids than wanted, cut to the longest; those with nothing left to learn from left out."""
     texts = [text_of(number, 8 + number % 50) for number in range(700)]
     short = [Text(tuple(range(40)), 40), Text(tuple(range(60)), 45)]
-    made = list(batches([*texts, *short], 400, 44, seed=1))
+    made = list(batches(cut([*texts, *short], 44), 400, seed=1))
     found = [text for batch in made for text in batch]
     assert sorted(found, key=lambda text: text.ids) == sorted(
         (Text(text.ids[:44], text.num_prompt) for text in texts), key=lambda text: text.ids
@@ -130,8 +133,8 @@ def test_batches_hold_every_text_once() -> None:
         assert len(batch) == 1 or len(batch) * max(len(text.ids) for text in batch) <= 400
     padding = sum(len(batch) * max(len(text.ids) for text in batch) for batch in made)
     assert padding < 1.2 * sum(len(text.ids) for text in found)
-    assert list(batches(texts, 400, 44, seed=1)) == list(batches(texts, 400, 44, seed=1))
-    assert list(batches(texts, 400, 44, seed=1)) != list(batches(texts, 400, 44, seed=2))
+    assert list(batches(texts, 400, seed=1)) == list(batches(texts, 400, seed=1))
+    assert list(batches(texts, 400, seed=1)) != list(batches(texts, 400, seed=2))
 
 
 def test_the_draft_vocabulary_is_what_answers_hold_most_often() -> None:
@@ -168,6 +171,48 @@ def test_what_is_observed_is_what_the_target_says() -> None:
         )
         wanted = [text.num_prompt - 1 <= j < length - 1 for j in range(batch.ids.shape[1])]
         assert batch.counts[row].tolist() == wanted
+
+
+def test_the_target_is_run_once_over_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not again in this run, nor in a later one with more texts; what is read back is what it said."""
+    runs: list[int] = []
+    real = observed.states_of
+
+    def counted(target: LoadedModel, taps: Sequence[int], ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        runs.append(len(ids))
+        return real(target, taps, ids)
+
+    monkeypatch.setattr(observed, "states_of", counted)
+    target, vocabulary = layered_target(), torch.tensor([5, 10, 20, 250])
+    first = Observed(target, TAPS, TEXTS[:6], tmp_path)
+    first.batch(vocabulary, TEXTS[:4])
+    seen = first.batch(vocabulary, TEXTS[1:6])
+    later = Observed(target, TAPS, TEXTS[:8], tmp_path).batch(vocabulary, [*TEXTS[1:6], TEXTS[7]])
+    assert runs == [4, 2, 1]
+    fresh = observe(target, TAPS, vocabulary, TEXTS[1:6])
+    for row, text in enumerate(TEXTS[1:6]):
+        length = len(text.ids)
+        for batch in (seen, later):
+            assert batch.ids[row, :length].tolist() == list(text.ids)
+            torch.testing.assert_close(batch.taps[row, :length], fresh.taps[row, :length], rtol=1e-4, atol=1e-4)
+            assert torch.equal(batch.likeliest[row, :length], fresh.likeliest[row, :length])
+            assert torch.equal(batch.counts[row, :length], fresh.counts[row, :length])
+            torch.testing.assert_close(
+                batch.target_probs[row, :length], fresh.target_probs[row, :length], rtol=2e-2, atol=1e-3
+            )
+
+
+def test_a_text_half_written_is_seen_again(tmp_path: Path) -> None:
+    """The ids are written last: without them all, a row is no row."""
+    target, vocabulary = layered_target(), torch.tensor([5, 10, 20, 250])
+    Observed(target, TAPS, TEXTS[:2], tmp_path).batch(vocabulary, TEXTS[:2])
+    for name, size in (("ids", 4), ("states", 4)):
+        with (tmp_path / f"{name}.bin").open("r+b") as file:
+            file.write(bytes(size * 3))
+    batch = Observed(target, TAPS, TEXTS[:2], tmp_path).batch(vocabulary, TEXTS[:2])
+    length = len(TEXTS[0].ids)
+    fresh = observe(target, TAPS, vocabulary, TEXTS[:2])
+    torch.testing.assert_close(batch.taps[0, :length], fresh.taps[0, :length], rtol=1e-4, atol=1e-4)
 
 
 # -- the unrolled pass
@@ -288,7 +333,7 @@ def trained(folder: Path, num_steps: int, training: Training | None = None) -> t
     training = training or Training(layered_target(), TEXTS, folder, RECIPE)
     losses: list[float] = []
     while len(losses) < num_steps:
-        for texts in batches(TEXTS, RECIPE.batch_ids, RECIPE.longest, seed=training.state.step):
+        for texts in batches(TEXTS, RECIPE.batch_ids, seed=training.state.step):
             losses.append(training._step(texts, 0.2)[0])
             break
     return training, losses
@@ -318,7 +363,8 @@ def test_interrupted_and_resumed_is_as_if_it_had_not_been(tmp_path: Path) -> Non
     first, before = trained(tmp_path / "parts", 3)
     first.save()
     torch.manual_seed(12345)
-    second = Training(layered_target(), TEXTS[:3], tmp_path / "parts", RECIPE)  # the vocabulary stays what it was
+    more = [*TEXTS, Text(tuple(range(100, 140)), 3)]  # the vocabulary stays what it was
+    second = Training(layered_target(), more, tmp_path / "parts", RECIPE)
     assert second.state == first.state
     _, after = trained(tmp_path / "parts", 3, second)
     assert [*before, *after] == losses
@@ -336,7 +382,8 @@ def test_a_run_ends_in_time_and_can_be_gone_on_with(tmp_path: Path) -> None:
     training.run(0.5, told.append)
     assert training.state.elapsed_s >= 0.5
     assert training.state.step >= 1
-    assert {path.name for path in tmp_path.iterdir()} == {"state.pt", "model.safetensors", "config.json"}
+    files = {path.name for path in tmp_path.iterdir() if path.is_file()}
+    assert files == {"state.pt", "model.safetensors", "config.json"}
     again = Training(layered_target(), TEXTS, tmp_path, RECIPE)
     assert again.state == training.state
     again.run(0.1, told.append)

@@ -22,47 +22,7 @@ from transformers import LlamaConfig
 from baru_common.model_files import LoadedModel
 from baru_hub.drafters.eagle3 import Eagle3Head, Eagle3Options
 
-from .texts import Text
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Texts beside what the target makes of them; shorter ones are padded at the end."""
-
-    ids: torch.Tensor
-    """[num_texts, length]"""
-    taps: torch.Tensor
-    """[num_texts, length, num_taps, width]; row j is the target's state at position j"""
-    target_probs: torch.Tensor
-    """[num_texts, length, draft_vocab_size]; row j: of the id at j + 1, over the draft vocabulary, renormalised"""
-    likeliest: torch.Tensor
-    """[num_texts, length]; the target's likeliest id at j + 1, as an id of the target"""
-    counts: torch.Tensor
-    """[num_texts, length]; true where the id at j + 1 is of the answer"""
-
-
-@torch.no_grad()
-def observe(target: LoadedModel, taps: tuple[int, ...], vocabulary: torch.Tensor, texts: Sequence[Text]) -> Batch:
-    """Run the target over `texts`."""
-    device = target.model.device
-    length = max(len(text.ids) for text in texts)
-    ids = torch.zeros(len(texts), length, dtype=torch.long)
-    counts = torch.zeros(len(texts), length, dtype=torch.bool)
-    for row, text in enumerate(texts):
-        ids[row, : len(text.ids)] = torch.tensor(text.ids)
-        counts[row, text.num_prompt - 1 : len(text.ids) - 1] = True
-    ids = ids.to(device)
-    output: Any = target.model(input_ids=ids, use_cache=False, output_hidden_states=True, logits_to_keep=1)
-    states = torch.stack([output.hidden_states[i] for i in taps], 2)
-    # The head in pieces: all logits of a batch at once would take more memory than anything else here.
-    model: Any = target.model
-    head = model.get_output_embeddings()
-    likeliest, probs = [], []
-    for hidden in output.hidden_states[-1].split(4):
-        logits = head(hidden)[:, :, : target.vocabulary.size]
-        likeliest.append(logits.argmax(-1))
-        probs.append(logits[:, :, vocabulary].float().softmax(-1).bfloat16())
-    return Batch(ids, states, torch.cat(probs), torch.cat(likeliest), counts.to(device))
+from .observed import Batch
 
 
 @dataclass

@@ -57,8 +57,14 @@ def split(texts: Sequence[Text], share: float, seed: int = 0) -> tuple[list[Text
     return groups
 
 
-def batches(texts: Sequence[Text], num_ids: int, longest: int, seed: int) -> Iterator[list[Text]]:
-    """Yield batches of some `num_ids` ids each, of texts of like length, cut to `longest`; one pass over all."""
+def cut(texts: Iterable[Text], longest: int) -> list[Text]:
+    """Cut texts to `longest` ids, and leave out those with nothing left to learn."""
+    short = (Text(text.ids[:longest], text.num_prompt) for text in texts)
+    return [text for text in short if text.num_prompt < len(text.ids) - 1]
+
+
+def batches(texts: Sequence[Text], num_ids: int, seed: int) -> Iterator[list[Text]]:
+    """Yield batches of some `num_ids` ids each, of texts of like length; one pass over all."""
     chance = random.Random(seed)  # noqa: S311
     shuffled = list(texts)
     chance.shuffle(shuffled)
@@ -67,13 +73,10 @@ def batches(texts: Sequence[Text], num_ids: int, longest: int, seed: int) -> Ite
     for pool in pools:
         batch: list[Text] = []
         for text in pool:
-            cut = Text(text.ids[:longest], text.num_prompt)
-            if cut.num_prompt >= len(cut.ids) - 1:
-                continue
-            if batch and max(len(t.ids) for t in (*batch, cut)) * (len(batch) + 1) > num_ids:
+            if batch and max(len(t.ids) for t in (*batch, text)) * (len(batch) + 1) > num_ids:
                 made.append(batch)
                 batch = []
-            batch.append(cut)
+            batch.append(text)
         made += [batch] if batch else []
     chance.shuffle(made)
     yield from made

@@ -20,8 +20,9 @@ from baru_common.model_files import LoadedModel
 from baru_hub.drafters.checkpoint import tap_layers
 from baru_hub.drafters.eagle3 import Eagle3Head
 
-from .eagle3 import Trainee, new_head, observe
-from .texts import Text, batches, draft_vocabulary
+from .eagle3 import Trainee, new_head
+from .observed import Observed
+from .texts import Text, batches, cut, draft_vocabulary
 
 _KEPT = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
@@ -65,9 +66,11 @@ class Training:
     """Trains one head in a folder; begins where an earlier run stopped."""
 
     def __init__(self, target: LoadedModel, texts: Sequence[Text], folder: Path, recipe: Recipe) -> None:
-        self.target, self.texts, self.folder, self.recipe = target, texts, folder, recipe
+        self.target, self.folder, self.recipe = target, folder, recipe
+        self.texts = cut(texts, recipe.longest)
         self.state = State()
         self.taps = tap_layers({}, target.model.config.get_text_config(decoder=True).num_hidden_layers)
+        self._observed = Observed(target, self.taps, self.texts, folder / f"observed-{target.fingerprint.hex()[:12]}")
         torch.manual_seed(recipe.seed)
         saved = folder / "state.pt"
         self._saved: dict[str, Any] = torch.load(saved, weights_only=True) if saved.exists() else {}
@@ -92,7 +95,7 @@ class Training:
         try:
             while self.state.elapsed_s - before_s < seconds:
                 self.state.epoch += 1
-                for texts in batches(self.texts, self.recipe.batch_ids, self.recipe.longest, self.state.epoch):
+                for texts in batches(self.texts, self.recipe.batch_ids, self.state.epoch):
                     share = (self.state.elapsed_s - before_s) / seconds
                     if share >= 1:
                         break
@@ -114,7 +117,7 @@ class Training:
             self.save()
 
     def _step(self, texts: Sequence[Text], share: float) -> tuple[float, list[float]]:
-        batch = observe(self.target, self.taps, self.vocabulary, texts)
+        batch = self._observed.batch(self.vocabulary, texts)
         warm = min(1.0, (self.state.step + 1) / self.recipe.warm_up)
         factor = warm * 0.5 * (1 + math.cos(math.pi * share))
         for optimizer in self._optimizers:
