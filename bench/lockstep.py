@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baru_common.drafters import Drafter, GuidedStream
+from baru_common.drafters import Drafter, started
 from baru_common.frames import Usage
 from baru_common.sampling import SamplingContext
 from baru_hub.engines import Engine, Feed
@@ -35,9 +35,7 @@ async def write(
         num_cached=allocation.num_cached,
     )
     chain = DraftChain.start(prompt_ids, session.epoch)
-    stream = drafter.start(sampling)
-    if sampling.guide and drafter.vocabulary is None:
-        stream = GuidedStream(stream, sampling.guide, sampling.num_prompt)
+    stream = started(drafter, sampling)
     try:
         while session.finish is None:
             while (room := min(DEPTH - chain.ahead, max_length - 1 - len(chain.ids))) > 0:

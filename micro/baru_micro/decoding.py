@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from itertools import count
 
-from baru_common.drafters import Drafter, GuidedStream, Proposal
+from baru_common.drafters import Drafter, Proposal, started
 from baru_common.errors import BaruError, InvalidDraft, ProtocolViolation
 from baru_common.frames import (
     Draft,
@@ -164,9 +164,7 @@ class Generation:
 
     async def _draft(self, drafter: Drafter) -> None:
         """Keep the chain ahead of the committed ids, as far as there is room and something to propose."""
-        drafts = drafter.start(self.sampling)
-        if self.sampling.guide and drafter.vocabulary is None:
-            drafts = GuidedStream(drafts, self.sampling.guide, self.sampling.num_prompt)
+        drafts = started(drafter, self.sampling)
         while True:
             await self._turn.wait()
             self._turn.clear()

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
+import operator
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +16,7 @@ from baru_common.drafters import load_drafter
 from baru_common.drafters.causal_lm import CausalLmDrafter, CausalLmStream
 from baru_common.errors import ModelFileError
 from baru_common.model_files import LoadedModel
-from baru_common.sampling import SamplingContext
+from baru_common.sampling import SamplingContext, SamplingMode
 from baru_common.tokens import TokenizerBundle
 from support.sampling import context
 from support.tiny import plain_greedy, save, tiny_bundle, tiny_target, with_eos
@@ -160,3 +163,76 @@ def test_it_is_loaded_by_its_path(tmp_path: Any) -> None:
     assert drafter.vocabulary.digest == tiny_target().vocabulary.digest
     with pytest.raises(ModelFileError, match="nowhere"):
         load_drafter(f"causal_lm:{tmp_path / 'nowhere'}")
+
+
+# -- where it is unsure
+
+
+def confidences(loaded: LoadedModel, prompt: list[int], proposed: Sequence[int]) -> list[float]:
+    """Its own probability of its likeliest id, at each proposed position and the one after."""
+    with torch.inference_mode():
+        logits = loaded.model(input_ids=torch.tensor([[*prompt, *proposed]])).logits[0, len(prompt) - 1 :]
+    sure: list[float] = logits[:, : loaded.vocabulary.size].softmax(-1).max(-1).values.tolist()
+    return sure
+
+
+def survival(sure: Sequence[float]) -> list[float]:
+    return list(itertools.accumulate(sure, operator.mul))
+
+
+def test_a_chain_ends_where_it_is_unsure() -> None:
+    """Of the whole chain, not of its last id alone; block by block, or id by id."""
+    target, prompt = tiny_target(), [1, 5, 9]
+    whole = CausalLmDrafter(target).start(endless(target)).propose(prompt, 3, 8).ids
+    likely = survival(confidences(target, prompt, whole))
+    assert min(confidences(target, prompt, whole)[:4]) > likely[3] > likely[4]  # no single id is so unsure
+    drafter = CausalLmDrafter(target, min_confidence=(likely[3] + likely[4]) / 2)
+    assert drafter.start(endless(target)).propose(prompt, 3, 8).ids == whole[:4]
+    stream, ids = drafter.start(endless(target)), list(prompt)
+    while proposed := stream.propose(ids, 3, 1).ids:
+        ids += proposed
+    assert ids == [*prompt, *whole[:4]]
+    assert not stream.propose(ids, 3, 8).ids
+
+
+def test_what_is_committed_is_certain() -> None:
+    """Committed ids take nothing from the confidence in what follows; nor do refused ones."""
+    target, prompt = tiny_target(), [1, 5, 9]
+    whole = CausalLmDrafter(target).start(endless(target)).propose(prompt, 3, 8).ids
+    likely = survival(confidences(target, prompt, whole))
+    drafter = CausalLmDrafter(target, min_confidence=(likely[3] + likely[4]) / 2)
+    for committed in (
+        [*prompt, *whole[:2]],
+        [*prompt, *whole[:4]],
+        [*prompt, *whole[:5]],
+        [*prompt, whole[0], (whole[1] + 1) % 300],
+        prompt,
+    ):
+        stream = drafter.start(endless(target))
+        stream.propose(prompt, 3, 8)
+        fresh = drafter.start(endless(target)).propose(committed, len(committed), 8).ids
+        assert stream.propose(committed, len(committed), 8).ids == fresh
+        likely_here = survival(confidences(target, committed, fresh))
+        assert all(p >= drafter.min_confidence for p in likely_here[: len(fresh)])
+        assert len(fresh) == 8 or likely_here[-1] < drafter.min_confidence
+
+
+def test_what_others_drafted_is_taken_as_it_is() -> None:
+    """Their ids at the places of refused ones inherit no doubt."""
+    target, prompt = tiny_target(), [1, 5, 9]
+    drafter = CausalLmDrafter(target, min_confidence=confidences(target, [*prompt, 40, 41], [])[0] * 0.9)
+    stream = drafter.start(endless(target))
+    assert stream.propose(prompt, 3, 4).ids
+    assert len(stream.propose([*prompt, 40, 41], 3, 1).ids) == 1
+
+
+@pytest.mark.parametrize("mode", list(SamplingMode))
+def test_an_id_is_not_withheld_for_what_it_is(mode: SamplingMode) -> None:
+    """Whether anything is drafted is the same for every seed: the distribution decides, not the draw."""
+    target, prompt = tiny_target(), [1, 5, 9]
+    (sure, *_) = confidences(target, prompt, [])
+    for factor, num_proposed in ((0.9, 1), (1.1, 0)):
+        drafter = CausalLmDrafter(target, min_confidence=sure * factor)
+        for seed in range(12):
+            sampling = context(3, vocabulary=target.vocabulary, sampling_mode=mode, temperature=1.0, seed=seed)
+            assert len(drafter.start(sampling).propose(prompt, 3, 1).ids) == num_proposed

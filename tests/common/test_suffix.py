@@ -228,6 +228,22 @@ def test_a_session_holds_a_bounded_number_of_places_an_id() -> None:
     assert sum(map(len, stream._ends.values())) <= 4 * _PLACES
 
 
+@pytest.mark.parametrize(("shortest", "proposed"), [(1, [40]), (2, [40]), (3, [40]), (4, [])])
+def test_a_match_shorter_than_wanted_is_none(shortest: int, proposed: list[int]) -> None:
+    """In the session, and in texts."""
+    drafter = SuffixDrafter(shortest=shortest)
+    assert list(drafter.start().propose([1, 2, 3, 40, 9, 1, 2, 3], 8, 1).ids) == proposed
+    text = SuffixDrafter(SuffixIndex([[1, 2, 3, 40]]), shortest=shortest)
+    assert list(text.start().propose([9, 1, 2, 3], 4, 1).ids) == proposed
+
+
+@pytest.mark.parametrize(("shortest", "proposed"), [(1, [40]), (2, [])])
+def test_one_id_may_not_be_enough(shortest: int, proposed: list[int]) -> None:
+    assert list(SuffixDrafter(shortest=shortest).start().propose([3, 40, 9, 3], 4, 1).ids) == proposed
+    text = SuffixDrafter(SuffixIndex([[3, 40]]), shortest=shortest)
+    assert list(text.start().propose([9, 3], 2, 1).ids) == proposed
+
+
 def test_it_is_loaded_by_name() -> None:
     assert isinstance(load_drafter("suffix"), SuffixDrafter)
     with pytest.raises(ConfigError, match="'Not a Name'"):

@@ -1,7 +1,18 @@
 """What proposes. A drafter is loaded once and shared; each session drafts through its own stream."""
 
 from .base import Drafter, DraftStream, Proposal, TextDrafter, load_drafter
-from .guided import GuidedStream
+from .cascade import CascadeDrafter
+from .guided import GuidedStream, started
 from .ngram import NgramDrafter
 
-__all__ = ["DraftStream", "Drafter", "GuidedStream", "NgramDrafter", "Proposal", "TextDrafter", "load_drafter"]
+__all__ = [
+    "CascadeDrafter",
+    "DraftStream",
+    "Drafter",
+    "GuidedStream",
+    "NgramDrafter",
+    "Proposal",
+    "TextDrafter",
+    "load_drafter",
+    "started",
+]

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from baru_common.corpus import Corpus
 from baru_common.errors import ConfigError
+from baru_common.model_files import SHIPPED_DRAFTER
 from baru_common.sampling import SamplingContext, SparseProbs
 from baru_common.tokens import Tokenizer, Vocabulary
 
-DRAFTERS = ("ngram", "suffix[:CORPUS]", "causal_lm:PATH", "simulated:ACCEPTANCE[:TOKEN_MS[:SEED]]", "none")
+DRAFTERS = (
+    "ngram",
+    "suffix[:CORPUS]",
+    "causal_lm[:PATH]",
+    "foreign_lm:PATH",
+    "simulated:ACCEPTANCE[:TOKEN_MS[:SEED]]",
+    "none",
+)
+_NAMES = "|".join(re.split("[:[]", name)[0] for name in DRAFTERS)
+_BETWEEN = re.compile(rf"\+(?=(?:{_NAMES})(?:[:+]|$))")
+"""A plus between two names; one within a path is part of it."""
+_CHOOSY = 2
+"""Ids that must match before what was said once is repeated in place of a model's draft."""
 
 
 @dataclass(frozen=True)
@@ -71,29 +85,56 @@ class TextDrafter(Protocol):
 
 
 def load_drafter(spec: str) -> Drafter | TextDrafter | None:
-    """Return the drafter that `spec` names: one of `DRAFTERS`.
+    """Return the drafter that `spec` names: one of `DRAFTERS`, or several with a plus between, the first choice first.
 
     ConfigError for an unknown name, ModelFileError for a model that cannot be loaded.
     """
+    specs = _BETWEEN.split(spec)
+    return _cascade(specs) if len(specs) > 1 else _load_one(spec)
+
+
+def _cascade(specs: Sequence[str]) -> Drafter | TextDrafter:
+    from .cascade import CascadeDrafter, UnboundCascade
+
+    parts: list[Drafter | TextDrafter] = []
+    for spec in specs:
+        # What only repeats must be surer where something else could draft instead.
+        part = _load_one(spec, shortest=1 if spec is specs[-1] else _CHOOSY)
+        if part is None:
+            raise ConfigError(f"{spec!r} cannot be one of several drafters", hint="leave it out")
+        parts.append(part)
+    if any(isinstance(part, TextDrafter) for part in parts):
+        return UnboundCascade(tuple(parts))
+    return CascadeDrafter(tuple(part for part in parts if not isinstance(part, TextDrafter)))
+
+
+def _load_one(spec: str, shortest: int = 1) -> Drafter | TextDrafter | None:
     name, colon, argument = spec.partition(":")
     if name == "none" and not argument:
         return None
     if name == "ngram" and not argument:
         from .ngram import NgramDrafter
 
-        return NgramDrafter()
+        return NgramDrafter(shortest=shortest)
     if name == "suffix" and bool(colon) is bool(argument):
         from .corpus_drafter import CorpusDrafter
         from .suffix import SuffixDrafter
 
-        return CorpusDrafter(Corpus(argument)) if argument else SuffixDrafter()
-    if name == "causal_lm" and argument:
+        return CorpusDrafter(Corpus(argument), shortest) if argument else SuffixDrafter(shortest=shortest)
+    if name == "causal_lm" and bool(colon) is bool(argument):
         try:
             from .causal_lm import CausalLmDrafter
         except ImportError as error:
             raise ConfigError(f"causal_lm needs torch: {error}", hint="pip install 'baru-drafting[torch]'") from error
 
-        return CausalLmDrafter.load(argument)
+        return CausalLmDrafter.load(argument or SHIPPED_DRAFTER)
+    if name == "foreign_lm" and argument:
+        try:
+            from .foreign_lm import ForeignLmDrafter
+        except ImportError as error:
+            raise ConfigError(f"foreign_lm needs torch: {error}", hint="pip install 'baru-drafting[torch]'") from error
+
+        return ForeignLmDrafter.load(argument)
     if name == "simulated" and argument:
         from .simulated import SimulatedDrafter
 

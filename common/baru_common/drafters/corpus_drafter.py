@@ -23,6 +23,8 @@ class CorpusDrafter:
     """A corpus, to be bound to a target's tokenizer."""
 
     corpus: Corpus
+    shortest: int = 1
+    """As in `SuffixDrafter`."""
 
     def __post_init__(self) -> None:
         if not self.corpus.version:
@@ -33,7 +35,7 @@ class CorpusDrafter:
     def bound(self, tokenizer: Tokenizer) -> BoundCorpusDrafter:
         """See `TextDrafter`; ConfigError for a text that cannot be read."""
         try:
-            return BoundCorpusDrafter(self.corpus, tokenizer)
+            return BoundCorpusDrafter(self.corpus, tokenizer, self.shortest)
         except (OSError, UnicodeDecodeError) as error:
             message = f"corpus {self.corpus.name} cannot be read: {error}"
             raise ConfigError(message, hint="add its texts anew") from error
@@ -50,9 +52,10 @@ class BoundCorpusDrafter:
     tokens_per_call = SuffixDrafter.tokens_per_call
     blocking = SuffixDrafter.blocking
 
-    def __init__(self, corpus: Corpus, tokenizer: Tokenizer) -> None:
+    def __init__(self, corpus: Corpus, tokenizer: Tokenizer, shortest: int = 1) -> None:
         self._corpus = corpus
         self._tokenizer = tokenizer
+        self._shortest = shortest
         self._reading = threading.Lock()
         self._version = corpus.version
         self._drafter = self._read()
@@ -75,7 +78,7 @@ class BoundCorpusDrafter:
         index = SuffixIndex(self._tokenizer.encode_inside(text) for text in self._corpus.texts())
         elapsed_s = time.monotonic() - start_s
         _log.info("corpus %s: %d ids read in %.1f s", self._corpus.name, index.num_ids, elapsed_s)
-        return SuffixDrafter(index)
+        return SuffixDrafter(index, shortest=self._shortest)
 
     def _read_again(self) -> None:
         try:

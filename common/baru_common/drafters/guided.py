@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from baru_common.sampling import SamplingContext
 from baru_common.sampling.guide import Guide
 
-from .base import DraftStream, Proposal
+from .base import Drafter, DraftStream, Proposal
+
+
+def started(drafter: Drafter, sampling: SamplingContext | None) -> DraftStream:
+    """Begin a session of a drafter, kept to the request's grammar."""
+    stream = drafter.start(sampling)
+    if sampling and sampling.guide and drafter.vocabulary is None:
+        return GuidedStream(stream, sampling.guide, sampling.num_prompt)
+    return stream
 
 
 class GuidedStream:

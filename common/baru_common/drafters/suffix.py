@@ -27,6 +27,8 @@ class SuffixDrafter:
     index: SuffixIndex = field(default_factory=SuffixIndex)
     longest: int = 32
     """Longest run of ids that is looked for."""
+    shortest: int = 1
+    """Shortest run that is enough."""
 
     family = "suffix"
     vocabulary = None
@@ -34,7 +36,7 @@ class SuffixDrafter:
     blocking = False
 
     def start(self, sampling: SamplingContext | None = None) -> SuffixStream:  # noqa: ARG002
-        return SuffixStream(self.index, self.longest)
+        return SuffixStream(self.index, self.longest, self.shortest)
 
 
 @dataclass
@@ -43,6 +45,7 @@ class SuffixStream:
 
     index: SuffixIndex
     longest: int
+    shortest: int = 1
     _num_indexed: int = 0
     _ends: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
 
@@ -52,7 +55,8 @@ class SuffixStream:
         own_length, own_places = self._find(ids, num_committed, max_tokens)
         if own_length + _AHEAD < self.longest:
             length, places = self.index.find(ids, self.longest, _MOST_PLACES, max_tokens)
-            if (not own_length or own_length + _AHEAD < length) and (proposed := continuation(places, max_tokens)):
+            further = own_length + _AHEAD < length if own_length else length >= self.shortest
+            if further and (proposed := continuation(places, max_tokens)):
                 return Proposal(proposed)
         return Proposal(continuation(own_places, max_tokens))
 
@@ -62,6 +66,8 @@ class SuffixStream:
             if ends := self._ends.get(tuple(ids[-n:])):
                 lengths = [n + self._agreement(ids, end - n, len(ids) - n) for end in ends]
                 longest = max(lengths)
+                if longest < self.shortest:
+                    break
                 followed = (end for end, length in zip(ends, lengths, strict=True) if length == longest)
                 return longest, [ids[end : min(end + max_tokens, num_committed)] for end in followed]
         return 0, []
