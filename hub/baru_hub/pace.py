@@ -165,6 +165,10 @@ class Pace:
         while self.depth > 0 and gains[self.depth - 1] < price * _SHALLOWER:
             self.depth -= 1
 
+    def stop_asking(self) -> None:
+        """Another drafter earns more without this one's drafts: none are checked or asked for, but for probes."""
+        self.depth = self.window = 0
+
     def adjust_window(self, step_s: float, ids_per_step: float, max_ahead: int) -> None:
         """Ask for what will be checked, past what the hub will have overtaken when it arrives."""
         if self.checked_depth == 0:

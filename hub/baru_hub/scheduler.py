@@ -20,10 +20,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Protocol
 
 from .cost_model import CostModel, StepShape
+from .pace import OwnPace
 from .session import Block, Session
 
 _MARGIN = 1.02
@@ -129,32 +130,45 @@ class GoodputScheduler:
         """Say how far the hub itself drafts on for each session: as far as that raises ids per second.
 
         A position costs a row, and a pass of the drafter that it shares with the other sessions; to go on from a
-        node's draft costs a pass for each of its ids, too.
+        node's draft costs a pass for each of its ids, too. Where it earns more without that draft, the node is not
+        asked for any, but for a probe now and then.
         """
         for session in sessions:
             if session.own is None:
                 continue
-            own, gains = session.own, session.pace.survival.gains()
-            chain = gains[: min(session.pace.checked_depth, len(session.tail))]
-            reach = [*accumulate(gain * (chain[-1] if chain else 1.0) for gain in own.survival.gains())]
-            pass_s = self._pass_s / len(sessions)
-            rates = [num_ids / step_s] + [
-                (num_ids + gained) / (step_s + depth * self.cost.row_s + (len(chain) + depth) * pass_s)
-                for depth, gained in enumerate(reach, start=1)
-            ]
+            own, pass_s = session.own, self._pass_s / len(sessions)
+            chain = session.pace.survival.gains()[: min(session.pace.checked_depth, len(session.tail))]
+            rates = self._own_rates(own, chain, num_ids, step_s, pass_s)
+            if chain and not session.pace.probing:
+                spared_s = step_s - len(chain) * self.cost.row_s
+                alone = self._own_rates(own, [], num_ids - sum(chain), max(spared_s, 1e-9), pass_s)
+                if max(alone) > _OWN_MARGIN * max(rates):
+                    session.pace.stop_asking()
+                    chain, rates = [], alone
             best = max(range(len(rates)), key=rates.__getitem__)
             if best == 0 or own.depth >= len(rates) or rates[best] > _OWN_MARGIN * rates[own.depth]:
                 own.depth = best
             if own.depth == 0:
                 own.depth = int(own.probing)
-            own.width = 2 if own.depth and self._leaves_pay(chain, reach, own.beside, rates[0]) else 1
+            own.width = 2 if own.depth and self._leaves_pay(chain, own, rates[0]) else 1
 
-    def _leaves_pay(self, chain: list[float], reach: list[float], beside: float, ids_per_s: float) -> bool:
+    def _own_rates(
+        self, own: OwnPace, chain: Sequence[float], num_ids: float, step_s: float, pass_s: float
+    ) -> list[float]:
+        """Return the ids per second of a step, with 0, 1, 2 ... positions of the hub's own past this chain."""
+        reach = accumulate(own.survival.gains(), initial=0.0)
+        before = chain[-1] if chain else 1.0
+        return [
+            (num_ids + before * gained)
+            / (step_s + depth * self.cost.row_s + (len(chain) + depth) * pass_s * (depth > 0))
+            for depth, gained in enumerate(reach)
+        ]
+
+    def _leaves_pay(self, chain: Sequence[float], own: OwnPace, ids_per_s: float) -> bool:
         """True when a second guess at each position earns more than its row costs, on average over the path."""
-        gains = [*chain, *(b - a for a, b in pairwise([0.0, *reach]))]
-        survives = [1.0, *gains]
-        misses = sum(before - after for before, after in pairwise(survives))
-        return misses * beside > len(gains) * self.cost.row_s * ids_per_s
+        after = chain[-1] if chain else 1.0
+        survives = [1.0, *chain, *(after * gain for gain in own.survival.gains()[: own.depth])]
+        return (survives[0] - survives[-1]) * own.beside > (len(survives) - 1) * self.cost.row_s * ids_per_s
 
     # -- patience
 

@@ -154,6 +154,44 @@ def test_a_depth_that_is_not_known_any_more_is_given_up() -> None:
     assert depth_of(scheduler_of(), session) <= 8
 
 
+# -- beside a node's drafts
+
+
+def with_draft(num_accepted: int, num_held: int, *, length: int = 4, num_steps: int = 60) -> Session:
+    """A node's draft of four ids is there; so many of such were accepted so far, and so many of the hub's own."""
+    session = holding(session_of(has_drafter=True), num_held)
+    session.mailbox.put(Draft(1, 1, 10, 0, (1, 2, 3, 4)[:length]), 10)
+    for _ in range(num_steps):
+        session.pace.learn(4, num_accepted)
+    return session
+
+
+@pytest.mark.parametrize(
+    ("num_accepted", "num_held", "length", "depth"),
+    [(4, 8, 4, 8), (4, 0, 4, 0), (4, 3, 4, 3), (0, 3, 0, 3), (1, 8, 0, 8)],
+)
+def test_who_earns_more_drafts(num_accepted: int, num_held: int, length: int, depth: int) -> None:
+    """A node's good draft goes first, and the hub goes on from it; a bad one is in the way, and not asked for."""
+    session = with_draft(num_accepted, num_held)
+    block = block_of(scheduler_of().plan([session], _NOW_S))
+    assert (len(block.draft), block.own_depth) == (length, depth)
+    assert (session.pace.window > 0) is (length > 0)
+
+
+def test_a_bad_node_is_probed() -> None:
+    """One id at a time, at growing intervals as long as that fails, and closer ones when it holds."""
+    session, scheduler = with_draft(1, 6), scheduler_of(pass_share=0.1)
+    lengths = []
+    for _ in range(700):
+        block = block_of(scheduler.plan([session], _NOW_S))
+        lengths.append(len(block.draft))
+        good = len(lengths) > 200
+        session.pace.learn(len(block.draft), len(block.draft) if good else 0)
+    assert 2 <= sum(lengths[:200]) <= 12
+    assert set(lengths[:200]) <= {0, 1}
+    assert sum(lengths[-100:]) >= 10
+
+
 # -- probes
 
 

@@ -124,8 +124,10 @@ class Trainee(nn.Module):
 
 
 def new_head(target: LoadedModel, vocabulary: Sequence[int], intermediate_size: int | None = None) -> Eagle3Head:
-    """Return an untrained head for a target, its output rows those of the target's own head."""
-    text = target.model.config.get_text_config(decoder=True)
+    """Return an untrained head for a target. It begins as the target's last layer and output, reading the state that
+    it taps last; the other inputs count for little yet."""
+    model: Any = target.model
+    text = model.config.get_text_config(decoder=True)
     heads = text.num_attention_heads
     config = LlamaConfig(
         hidden_size=text.hidden_size,
@@ -137,16 +139,31 @@ def new_head(target: LoadedModel, vocabulary: Sequence[int], intermediate_size: 
         rms_norm_eps=1e-5,
         max_position_embeddings=text.max_position_embeddings,
         vocab_size=text.vocab_size,
+        rope_parameters=getattr(text, "rope_parameters", None),
     )
     config.draft_vocab_size = len(vocabulary)
     head = Eagle3Head(config, Eagle3Options(target_width=text.hidden_size, draft_vocab_size=len(vocabulary)))
     ids = torch.tensor(vocabulary)
-    model: Any = target.model
-    output = model.get_output_embeddings()
     with torch.no_grad():
-        head.lm_head.weight.copy_(output.weight[ids])
+        for weight in head.parameters():
+            if weight.dim() == 2:
+                weight.copy_(torch.randn_like(weight) * 0.1 / weight.shape[1] ** 0.5)
+        head.lm_head.weight.copy_(model.get_output_embeddings().weight[ids])
         head.d2t.copy_(ids - torch.arange(len(ids)))
-        for name, weight in head.named_parameters():
-            if weight.dim() == 2 and not name.startswith("lm_head"):
-                weight.copy_(torch.randn_like(weight) * 0.5 / weight.shape[1] ** 0.5)
-    return head.to(target.model.device)
+        _begin_as_last_layer(head, model.get_decoder())
+    return head.to(model.device)
+
+
+def _begin_as_last_layer(head: Eagle3Head, decoder: Any) -> None:
+    """Copy what has the same name and shape; what reads two states takes the target's weights for the second."""
+    last = {name: weight.detach() for name, weight in decoder.layers[-1].named_parameters()}
+    last["hidden_norm.weight"] = last.pop("input_layernorm.weight", torch.empty(0))
+    for name, weight in head.midlayer.named_parameters():
+        theirs = last.get(name, torch.empty(0)).to(weight)
+        if theirs.shape == weight.shape:
+            weight.copy_(theirs)
+        elif theirs.dim() == 2 and theirs.shape == (weight.shape[0], weight.shape[1] // 2):
+            weight[:, weight.shape[1] // 2 :].copy_(theirs)
+    head.fc.weight[:, -head.fc.out_features :].add_(torch.eye(head.fc.out_features))
+    if isinstance(getattr(decoder, "norm", None), nn.Module):
+        head.norm.weight.copy_(decoder.norm.weight)

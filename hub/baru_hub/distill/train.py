@@ -27,6 +27,7 @@ from .texts import Text, batches, cut, draft_vocabulary
 _KEPT = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("num_hidden_layers", "rms_norm_eps", "max_position_embeddings", "vocab_size", "draft_vocab_size"),
+    "rope_parameters",
 )
 """What config.json says of a head."""
 
