@@ -58,7 +58,7 @@ class Vocabulary:
                 raise VocabularyMismatch(
                     f"{ours} and {theirs} have different vocabularies: "
                     f"id {i} is {mine} to the one, {yours} to the other",
-                    hint="use a drafter that was made for this target's tokenizer",
+                    hint="use a drafter that was made for this target's tokenizer, or this one as foreign_lm:PATH",
                     details={"first_differing_id": str(i)},
                 )
 
