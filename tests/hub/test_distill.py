@@ -218,9 +218,13 @@ def test_a_text_half_written_is_seen_again(tmp_path: Path) -> None:
 # -- the unrolled pass
 
 
+def examples() -> torch.Tensor:
+    return torch.stack([states_of(layered_target(), TEXTS[0].ids)[i] for i in TAPS], 1)
+
+
 def trained_head(seed: int = 0) -> Eagle3Head:
     torch.manual_seed(seed)
-    head = new_head(layered_target(), draft_vocabulary(TEXTS, 80))
+    head = new_head(layered_target(), draft_vocabulary(TEXTS, 80), examples())
     with torch.no_grad():
         for name, weight in head.named_parameters():
             if "norm" in name:
@@ -430,10 +434,26 @@ def test_what_is_exported_loads_and_says_the_same_in_bf16(tmp_path: Path) -> Non
     assert int(logits[0].isfinite()[0].sum()) == 80
 
 
+def test_a_new_head_begins_as_the_targets_last_layer() -> None:
+    """On its state, not on the embedding; and no dimension of what it taps counts more than another."""
+    model: Any = layered_target().model
+    head, last = new_head(layered_target(), [4, 9, 100], examples()), model.model.layers[-1]
+    middle: Any = head.midlayer
+    assert torch.equal(middle.self_attn.q_proj.weight[:, WIDTH:], last.self_attn.q_proj.weight)
+    assert float(middle.self_attn.q_proj.weight[:, :WIDTH].abs().max()) < 0.1
+    assert torch.equal(middle.self_attn.o_proj.weight, last.self_attn.o_proj.weight)
+    assert torch.equal(middle.mlp.down_proj.weight, last.mlp.down_proj.weight)
+    assert torch.equal(middle.hidden_norm.weight, last.input_layernorm.weight)
+    assert torch.equal(middle.post_attention_layernorm.weight, last.post_attention_layernorm.weight)
+    assert torch.equal(head.norm.weight, model.model.norm.weight)
+    for norm, tap in zip(head.fc_norm, examples().unbind(1), strict=True):
+        torch.testing.assert_close(norm(tap).abs().mean(0), torch.ones(WIDTH), rtol=1e-3, atol=1e-3)
+
+
 def test_a_new_head_is_of_the_targets_shape() -> None:
     """Its output rows are the target's, of the ids that it can draft."""
     model: Any = layered_target().model
-    head = new_head(layered_target(), [4, 9, 100])
+    head = new_head(layered_target(), [4, 9, 100], examples())
     assert torch.equal(head.lm_head.weight, model.lm_head.weight[[4, 9, 100]])
     assert head.target_ids().tolist() == [4, 9, 100]
     assert head.fc.weight.shape == (WIDTH, 3 * WIDTH)

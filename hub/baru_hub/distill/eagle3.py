@@ -123,9 +123,19 @@ class Trainee(nn.Module):
         return num_emitted, num_steps
 
 
-def new_head(target: LoadedModel, vocabulary: Sequence[int], intermediate_size: int | None = None) -> Eagle3Head:
+_LARGEST = 3.0
+"""Most that one dimension of a tapped state counts at first, where the average one counts 1."""
+
+
+def new_head(
+    target: LoadedModel, vocabulary: Sequence[int], taps: torch.Tensor, intermediate_size: int | None = None
+) -> Eagle3Head:
     """Return an untrained head for a target. It begins as the target's last layer and output, reading the state that
-    it taps last; the other inputs count for little yet."""
+    it taps last; the other inputs count for little yet.
+
+    `taps` ([num_rows, num_taps, width]) are examples. A few dimensions of a model's states are hundreds of times
+    larger than the rest (Sun et al., "Massive Activations", 2024), so each is brought to the same size first.
+    """
     model: Any = target.model
     text = model.config.get_text_config(decoder=True)
     heads = text.num_attention_heads
@@ -142,7 +152,10 @@ def new_head(target: LoadedModel, vocabulary: Sequence[int], intermediate_size: 
         rope_parameters=getattr(text, "rope_parameters", None),
     )
     config.draft_vocab_size = len(vocabulary)
-    head = Eagle3Head(config, Eagle3Options(target_width=text.hidden_size, draft_vocab_size=len(vocabulary)))
+    options = Eagle3Options(
+        num_taps=taps.shape[1], target_width=text.hidden_size, draft_vocab_size=len(vocabulary), fc_norm=True
+    )
+    head = Eagle3Head(config, options)
     ids = torch.tensor(vocabulary)
     with torch.no_grad():
         for weight in head.parameters():
@@ -150,6 +163,10 @@ def new_head(target: LoadedModel, vocabulary: Sequence[int], intermediate_size: 
                 weight.copy_(torch.randn_like(weight) * 0.1 / weight.shape[1] ** 0.5)
         head.lm_head.weight.copy_(model.get_output_embeddings().weight[ids])
         head.d2t.copy_(ids - torch.arange(len(ids)))
+        scaled = nn.functional.rms_norm(taps.float(), taps.shape[-1:]).abs().mean(0)
+        for norm, size in zip(head.fc_norm, scaled, strict=True):
+            norm.weight.copy_(1 / size.clamp(min=1e-3))
+        head.fc.weight[:, -head.fc.out_features :].add_(torch.diag(scaled[-1].clamp(max=_LARGEST)))
         _begin_as_last_layer(head, model.get_decoder())
     return head.to(model.device)
 
@@ -164,6 +181,5 @@ def _begin_as_last_layer(head: Eagle3Head, decoder: Any) -> None:
             weight.copy_(theirs)
         elif theirs.dim() == 2 and theirs.shape == (weight.shape[0], weight.shape[1] // 2):
             weight[:, weight.shape[1] // 2 :].copy_(theirs)
-    head.fc.weight[:, -head.fc.out_features :].add_(torch.eye(head.fc.out_features))
     if isinstance(getattr(decoder, "norm", None), nn.Module):
         head.norm.weight.copy_(decoder.norm.weight)

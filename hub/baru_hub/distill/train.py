@@ -79,7 +79,8 @@ class Training:
         vocabulary = self._saved.get("vocabulary") or draft_vocabulary(texts, size)
         self.vocabulary = torch.tensor(vocabulary, device=target.model.device)
         embedding: Any = target.model.get_input_embeddings()
-        self.trainee = Trainee(new_head(target, vocabulary).float(), embedding, recipe.decay)
+        examples = self._observed.batch(self.vocabulary, self.texts[:8]).taps.flatten(0, 1)
+        self.trainee = Trainee(new_head(target, vocabulary, examples).float(), embedding, recipe.decay)
         self._optimizers = self._make_optimizers()
         if self._saved:
             self.trainee.load_state_dict(self._saved["trainee"])
@@ -182,5 +183,6 @@ def export(head: Eagle3Head, folder: Path) -> None:
     save_file(tensors | {"t2d": member}, scratch, metadata={"format": "pt"})
     scratch.replace(folder / "model.safetensors")
     raw = {key: getattr(head.config, key) for key in _KEPT}
+    raw |= {"fc_norm": head.options.fc_norm}
     raw |= {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "dtype": "bfloat16"}
     write_atomically(folder / "config.json", json.dumps(raw, indent=1).encode())
