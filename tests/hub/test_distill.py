@@ -437,7 +437,8 @@ def test_what_is_exported_loads_and_says_the_same_in_bf16(tmp_path: Path) -> Non
 def test_a_new_head_begins_as_the_targets_last_layer() -> None:
     """On its state, not on the embedding; and no dimension of what it taps counts more than another."""
     model: Any = layered_target().model
-    head, last = new_head(layered_target(), [4, 9, 100], examples()), model.model.layers[-1]
+    head = new_head(layered_target(), [4, 9, 100], examples()).requires_grad_(False)
+    last = model.model.layers[-1]
     middle: Any = head.midlayer
     assert torch.equal(middle.self_attn.q_proj.weight[:, WIDTH:], last.self_attn.q_proj.weight)
     assert float(middle.self_attn.q_proj.weight[:, :WIDTH].abs().max()) < 0.1
@@ -445,7 +446,7 @@ def test_a_new_head_begins_as_the_targets_last_layer() -> None:
     assert torch.equal(middle.mlp.down_proj.weight, last.mlp.down_proj.weight)
     assert torch.equal(middle.hidden_norm.weight, last.input_layernorm.weight)
     assert torch.equal(middle.post_attention_layernorm.weight, last.post_attention_layernorm.weight)
-    assert torch.equal(head.norm.weight, model.model.norm.weight)
+    assert torch.equal(head.state_dict()["norm.weight"], model.model.norm.weight)
     for norm, tap in zip(head.fc_norm, examples().unbind(1), strict=True):
         torch.testing.assert_close(norm(tap).abs().mean(0), torch.ones(WIDTH), rtol=1e-3, atol=1e-3)
 

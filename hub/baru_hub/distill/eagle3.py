@@ -165,7 +165,7 @@ def new_head(
         head.d2t.copy_(ids - torch.arange(len(ids)))
         scaled = nn.functional.rms_norm(taps.float(), taps.shape[-1:]).abs().mean(0)
         for norm, size in zip(head.fc_norm, scaled, strict=True):
-            norm.weight.copy_(1 / size.clamp(min=1e-3))
+            norm.load_state_dict({"weight": 1 / size.clamp(min=1e-3)})
         head.fc.weight[:, -head.fc.out_features :].add_(torch.diag(scaled[-1].clamp(max=_LARGEST)))
         _begin_as_last_layer(head, model.get_decoder())
     return head.to(model.device)
@@ -182,4 +182,4 @@ def _begin_as_last_layer(head: Eagle3Head, decoder: Any) -> None:
         elif theirs.dim() == 2 and theirs.shape == (weight.shape[0], weight.shape[1] // 2):
             weight[:, weight.shape[1] // 2 :].copy_(theirs)
     if isinstance(getattr(decoder, "norm", None), nn.Module):
-        head.norm.weight.copy_(decoder.norm.weight)
+        head.norm.load_state_dict(decoder.norm.state_dict())

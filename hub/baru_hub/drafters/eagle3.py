@@ -105,6 +105,7 @@ class Eagle3Head(nn.Module):
         if not self.options.uses_taps:
             return taps[None, :, -1]
         if self.options.fc_norm:
+            taps = taps.to(self.fc.weight.dtype)  # in training the head is in another type than the target
             taps = torch.stack([norm(tap) for norm, tap in zip(self.fc_norm, taps.unbind(1), strict=True)], 1)
         flat = taps.flatten(1)
         if self.options.norm_before_fc:
