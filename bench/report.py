@@ -28,6 +28,7 @@ KEPT = DOCS / "bench"
 PAGE = DOCS / "performance.md"
 SAMPLING = DOCS / "sampling.md"
 DRAFTERS = DOCS / "drafters.md"
+LINK = DOCS / "link.md"
 
 Row = dict[str, Any]
 
@@ -54,6 +55,7 @@ def main() -> None:
     fill(SAMPLING, "acceptance", acceptance_table(list(Store(KEPT / "acceptance.jsonl").rows().values())))
     fill(DRAFTERS, "suffix", suffix_table(Store(KEPT / "suffix.jsonl").rows()))
     fill(SAMPLING, "structured", structured_table(list(Store(KEPT / "structured.jsonl").rows().values())))
+    fill(LINK, "link", link_table(list(Store(KEPT / "link.jsonl").rows().values())))
 
 
 def fill(page: Path, name: str, content: str) -> None:
@@ -296,3 +298,36 @@ def suffix_table(stored: dict[str, Row]) -> str:
 
 if __name__ == "__main__":
     main()
+
+
+_LINK_ROWS = {
+    "noticed_s": "silent cut to outage noticed, s",
+    "first_provisional_s": "silent cut to first provisional token, s",
+    "reached_s": "link back to hub reached, s",
+    "first_verified_s": "link back to first verified token, s",
+    "death_to_close_s": "`kill -9` of the hub to its connections closed by the kernel, s",
+    "close_to_noticed_s": "connections closed to outage noticed, s",
+    "drafting": "50 ms round trip, drafting, tokens/s",
+    "drafting, 1 % loss": "50 ms round trip, 1 % loss, drafting, tokens/s",
+    "hub alone": "hub alone, no delay, tokens/s",
+}
+
+
+def link_table(rows: Sequence[Row]) -> str:
+    """What an outage takes, and what a bad link costs: the last run of each lab."""
+    if not rows:
+        return ""
+    labs = {row["lab"]: row for row in rows}
+    lines = ["| median (range) | " + " | ".join(labs) + " |", "| --- |" + " --- |" * len(labs)]
+    for name, title in _LINK_ROWS.items():
+        cells = [_spread(row["found"].get(name)) for row in labs.values()]
+        lines.append(f"| {title} | " + " | ".join(cells) + " |")
+    (last,) = [*labs.values()][-1:]
+    runs = len(last["found"].get("noticed_s", []))
+    return "\n".join(lines) + f"\n\n{runs} outages of 3 s a lab; {last['machine']}."
+
+
+def _spread(values: Sequence[float] | None) -> str:
+    if not values:
+        return ""
+    return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"

@@ -17,13 +17,15 @@ from typing import Any, TypeVar
 from baru_common.drafters import Proposal
 from baru_common.drafters.simulated import SimulatedDrafter
 from baru_common.errors import BaruError
-from baru_common.frames import Draft, DrafterInfo, Finished, Heartbeat, HubFrame, Limits, NodeFrame, Open
+from baru_common.frames import Draft, DrafterInfo, Finished, Heartbeat, HubFrame, Limits, NodeFrame, Open, Opened
 from baru_common.sampling import SamplingContext, SamplingParams
 from baru_hub.engines.simulated import DeviceProfile, SimulatedEngine
 from baru_hub.scheduler import GoodputScheduler
 from baru_hub.verifier import LiveSession, Verifier
 from baru_micro.decoding import Generation
 from baru_micro.events import Finish, Step
+from baru_micro.link import Link
+from baru_micro.reach import Attached, Caller
 
 _T = TypeVar("_T")
 _LIMITS = Limits(max_sessions=1024, max_prompt_tokens=1 << 16, max_draft_ahead=64, max_message_bytes=1 << 22)
@@ -61,10 +63,14 @@ def run(work: Coroutine[Any, Any, _T]) -> _T:
         loop.close()
 
 
-class Link:
-    """A session's stream over a link with a fixed round trip; order is kept, nothing is lost."""
+class Stream:
+    """A session's stream over a link with a fixed round trip; order is kept, nothing is lost. It is its own channel."""
+
+    address = "virtual"
 
     def __init__(self, verifier: Verifier, round_trip_s: float) -> None:
+        self.channel = self
+        self.link = Link(clock=asyncio.get_running_loop().time)
         self._verifier = verifier
         self._half_s = round_trip_s / 2
         self._live: LiveSession | None = None
@@ -88,10 +94,21 @@ class Link:
             if isinstance(item, Finished):
                 return
 
-    def close(self) -> None:
+    async def leave(self) -> None:
         """The node hangs up."""
         if self._live:
             self._live.close()
+
+    async def first(self, caller: Caller) -> Attached:
+        """Open the session; see `Reach`."""
+        request = caller.request()
+        self.send(request)
+        frames = self.frames()
+        opened = await anext(frames)
+        if not isinstance(opened, Opened):
+            raise RuntimeError("the hub did not admit the session")
+        this: Any = self
+        return Attached(this, opened, frames, request)
 
     def _at_hub(self, frame: NodeFrame) -> None:
         if isinstance(frame, Open):
@@ -122,7 +139,7 @@ def _hand_over(frame: NodeFrame, live: LiveSession) -> None:
     if isinstance(frame, Draft):
         live.draft(frame)
     elif isinstance(frame, Heartbeat):
-        live.send(frame)
+        live.heartbeat(frame)
 
 
 class SlowExecutor(Executor):
@@ -224,11 +241,12 @@ async def _generate(
         drafter=DrafterInfo("simulated") if drafting else None,
     )
     generation = Generation(
-        stream=Link(verifier, cell.round_trip_ms / 1e3),  # type: ignore[arg-type]
-        request=request,
+        reach=Stream(verifier, cell.round_trip_ms / 1e3),  # type: ignore[arg-type]
+        start=request,
         sampling=SamplingContext(request.params, len(prompt), verifier.spec.vocabulary, hub.eos_ids),
         max_length=len(prompt) + cell.num_tokens,
         drafter=VirtualDrafter(SimulatedDrafter(cell.acceptance, cell.token_ms, seed=index)) if drafting else None,
+        local=None,
         executor=SlowExecutor(cell.token_ms / 1e3),
         target="simulated",
         clock=asyncio.get_running_loop().time,

@@ -29,6 +29,7 @@ CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel is a new connection
     ("grpc.enable_http_proxy", 0),  # the hub is a neighbour, whatever the environment says
 )
 

@@ -11,6 +11,8 @@ BaruError
 │   ├── TargetMismatch
 │   ├── TokenizerMismatch
 │   └── VocabularyMismatch
+├── Superseded            FAILED_PRECONDITION   a later stream of the session has taken its place
+├── PermissionDenied      PERMISSION_DENIED     it is not the caller's
 ├── NotFound              NOT_FOUND
 ├── CapacityExhausted     RESOURCE_EXHAUSTED    try again after `retry_after_s`
 ├── HubUnavailable        UNAVAILABLE           nobody answers, or the hub is draining
@@ -86,6 +88,14 @@ class TokenizerMismatch(Incompatible):
 
 class VocabularyMismatch(Incompatible):
     reason = "VOCABULARY_MISMATCH"
+
+
+class Superseded(BaruError):
+    reason, status = "SUPERSEDED", "FAILED_PRECONDITION"
+
+
+class PermissionDenied(BaruError):
+    reason, status = "PERMISSION_DENIED", "PERMISSION_DENIED"
 
 
 class NotFound(BaruError):

@@ -43,13 +43,28 @@ class DrafterInfo:
 
 
 @dataclass(frozen=True)
+class Resume:
+    session_id: str
+    session_key: bytes
+    epoch: int
+    output_ids: tuple[int, ...] = ()
+    provisional_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class Open:
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     target_fingerprint: bytes
     tokenizer_digest: bytes
     drafter: DrafterInfo | None = None
+    resume: Resume | None = None
     protocol_revision: int = PROTOCOL_REVISION
+
+    @property
+    def committed(self) -> tuple[int, ...]:
+        """Ids that stand: the prompt's, and those of the output so far."""
+        return self.prompt_ids + (self.resume.output_ids if self.resume else ())
 
 
 @dataclass(frozen=True)
@@ -89,6 +104,13 @@ class Opened:
     epoch: int
     num_committed: int
     max_draft_ahead: int
+    session_key: bytes = b""
+    continued: bool = False
+
+
+@dataclass(frozen=True)
+class Drain:
+    grace_s: float
 
 
 @dataclass(frozen=True)
@@ -154,4 +176,4 @@ class Finished:
 
 
 NodeFrame = Open | Draft | Cancel | Heartbeat
-HubFrame = Opened | Verdict | Heartbeat | Finished
+HubFrame = Opened | Verdict | Heartbeat | Drain | Finished

@@ -86,8 +86,12 @@ def encode_response(frame: frames.HubFrame) -> pb.DecodeResponse:
                 epoch=frame.epoch,
                 num_committed=frame.num_committed,
                 max_draft_ahead=frame.max_draft_ahead,
+                session_key=frame.session_key,
+                continued=frame.continued,
             )
         )
+    if isinstance(frame, frames.Drain):
+        return pb.DecodeResponse(drain=pb.Drain(grace_ms=round(frame.grace_s * 1000)))
     reason = pb.FinishReason.Value(f"FINISH_REASON_{frame.reason.name}")
     return pb.DecodeResponse(finished=pb.Finished(reason=reason, usage=pb.Usage(**vars(frame.usage))))
 
@@ -100,6 +104,7 @@ def _encode_open(frame: frames.Open) -> pb.Open:
         prompt_ids=frame.prompt_ids,
         params=_encode_params(frame.params),
         drafter=pb.DrafterInfo(**vars(frame.drafter)) if frame.drafter else None,
+        resume=pb.Resume(**vars(frame.resume)) if frame.resume else None,
     )
 
 
@@ -153,7 +158,21 @@ def _decode_open(message: pb.Open) -> frames.Open:
         target_fingerprint=message.target_fingerprint,
         tokenizer_digest=message.tokenizer_digest,
         drafter=drafter and frames.DrafterInfo(drafter.family, drafter.vocabulary_digest),
+        resume=_decode_resume(message.resume) if message.HasField("resume") else None,
         protocol_revision=message.protocol_revision,
+    )
+
+
+def _decode_resume(message: pb.Resume) -> frames.Resume:
+    _require_known("resume", message)
+    if len(message.session_id) > 64 or len(message.session_key) > 32:
+        raise errors.InvalidRequest("resume names no session of this hub's making", details={"param": "resume"})
+    return frames.Resume(
+        message.session_id,
+        message.session_key,
+        message.epoch,
+        tuple(message.output_ids),
+        tuple(message.provisional_ids),
     )
 
 
@@ -203,35 +222,16 @@ def decode_response(message: pb.DecodeResponse) -> frames.HubFrame:
     """Return the frame of a message from a hub; ProtocolViolation for one that makes no sense."""
     kind = message.WhichOneof("frame")
     if kind == "verdict":
-        v = message.verdict
-        num_emitted = len(v.token_ids)
-        num_drafted = v.num_accepted + v.num_guessed
-        if not num_emitted or not num_emitted - 1 <= num_drafted <= num_emitted or v.num_accepted > v.num_verified:
-            raise errors.ProtocolViolation(f"the hub sent a verdict that contradicts itself: {v!r}")
-        if len(v.logprobs) not in (0, num_emitted):
-            raise errors.ProtocolViolation(f"the hub sent {len(v.logprobs)} log-probabilities for {num_emitted} ids")
-        if any(len(entry.top_ids) != len(entry.top_logprobs) for entry in v.logprobs):
-            raise errors.ProtocolViolation("the hub sent likeliest ids without their log-probabilities")
-        logprobs = tuple(
-            frames.TokenLogprobs(entry.logprob, tuple(zip(entry.top_ids, entry.top_logprobs, strict=True)))
-            for entry in v.logprobs
-        )
-        return frames.Verdict(
-            epoch=v.epoch,
-            base=v.base,
-            num_verified=v.num_verified,
-            num_accepted=v.num_accepted,
-            token_ids=tuple(v.token_ids),
-            chain_id=v.chain_id,
-            depth_hint=v.depth_hint,
-            num_guessed=v.num_guessed,
-            logprobs=logprobs,
-        )
+        return _decode_verdict(message.verdict)
     if kind == "heartbeat":
         return frames.Heartbeat(message.heartbeat.sequence, message.heartbeat.sent_ns)
     if kind == "opened":
         o = message.opened
-        return frames.Opened(o.session_id, o.epoch, o.num_committed, o.max_draft_ahead)
+        return frames.Opened(
+            o.session_id, o.epoch, o.num_committed, o.max_draft_ahead, o.session_key, continued=o.continued
+        )
+    if kind == "drain":
+        return frames.Drain(message.drain.grace_ms / 1000)
     if kind == "finished":
         reason = _FINISH_REASONS.get(message.finished.reason)
         if reason is None:
@@ -241,6 +241,34 @@ def decode_response(message: pb.DecodeResponse) -> frames.HubFrame:
         return frames.Finished(reason, frames.Usage(**(_fields(usage) | {"seed": seed})))
     raise errors.ProtocolViolation(
         "the hub sent a frame of an unknown kind", hint="use the same release on hub and node"
+    )
+
+
+def _decode_verdict(v: pb.Verdict) -> frames.Verdict:
+    num_emitted = len(v.token_ids)
+    num_drafted = v.num_accepted + v.num_guessed
+    # Several steps at a time are all the target's own.
+    adds_up = num_drafted == 0 or num_emitted - 1 <= num_drafted <= num_emitted
+    if not num_emitted or not adds_up or v.num_accepted > v.num_verified:
+        raise errors.ProtocolViolation(f"the hub sent a verdict that contradicts itself: {v!r}")
+    if len(v.logprobs) not in (0, num_emitted):
+        raise errors.ProtocolViolation(f"the hub sent {len(v.logprobs)} log-probabilities for {num_emitted} ids")
+    if any(len(entry.top_ids) != len(entry.top_logprobs) for entry in v.logprobs):
+        raise errors.ProtocolViolation("the hub sent likeliest ids without their log-probabilities")
+    logprobs = tuple(
+        frames.TokenLogprobs(entry.logprob, tuple(zip(entry.top_ids, entry.top_logprobs, strict=True)))
+        for entry in v.logprobs
+    )
+    return frames.Verdict(
+        epoch=v.epoch,
+        base=v.base,
+        num_verified=v.num_verified,
+        num_accepted=v.num_accepted,
+        token_ids=tuple(v.token_ids),
+        chain_id=v.chain_id,
+        depth_hint=v.depth_hint,
+        num_guessed=v.num_guessed,
+        logprobs=logprobs,
     )
 
 
@@ -326,6 +354,7 @@ def _from_bare_status(error: grpc.aio.AioRpcError) -> errors.BaruError:
         grpc.StatusCode.RESOURCE_EXHAUSTED: errors.CapacityExhausted,
         grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequest,
         grpc.StatusCode.NOT_FOUND: errors.NotFound,
+        grpc.StatusCode.PERMISSION_DENIED: errors.PermissionDenied,
         grpc.StatusCode.FAILED_PRECONDITION: errors.Incompatible,
         grpc.StatusCode.UNIMPLEMENTED: errors.ProtocolMismatch,
         grpc.StatusCode.INTERNAL: errors.ProtocolViolation,

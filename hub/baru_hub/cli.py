@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -15,11 +15,12 @@ from rich.text import Text
 
 from baru_common import __version__
 from baru_common.cli_support import configure_logs, harmless, print_json, run
+from baru_common.discovery import announced
 from baru_common.errors import ConfigError
 from baru_common.model_files import DEFAULT_TARGET, load, locate
 
 from . import load_engine
-from .config import DEFAULT_LISTEN, HubConfig
+from .config import DEFAULT_LISTEN, HubConfig, split_address
 from .engines import Engine
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -61,6 +62,13 @@ def serve(
         float, typer.Option(help="Longest wait for a draft, whatever it promises; 0 never waits.")
     ] = HubConfig.max_patience_ms,
     drain_grace_s: Annotated[float, typer.Option(help="Time to finish after SIGTERM.")] = HubConfig.drain_grace_s,
+    orphan_grace_s: Annotated[
+        float, typer.Option(help="Time that a session is kept when the link to its node breaks; 0: none.")
+    ] = HubConfig.orphan_grace_s,
+    orphan_tokens: Annotated[int, typer.Option(help="Most ids that it decodes meanwhile.")] = HubConfig.orphan_tokens,
+    announce: Annotated[
+        str, typer.Option(help="Identity to announce on the local network (mDNS), for nodes that look for it.")
+    ] = HubConfig.announce,
     reflection: Annotated[bool, typer.Option("--reflection", help="Serve gRPC reflection.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Say what happens as JSON lines.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
@@ -74,6 +82,9 @@ def serve(
         max_draft_ahead=max(HubConfig.max_draft_ahead, max_depth),
         max_patience_ms=max_patience_ms,
         drain_grace_s=drain_grace_s,
+        orphan_grace_s=orphan_grace_s,
+        orphan_tokens=orphan_tokens,
+        announce=announce,
         reflection=reflection,
     )
     say = Say(json_output=json_output)
@@ -177,7 +188,11 @@ async def _serve(engine: Engine, config: HubConfig, say: Say) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with running_hub(engine, config) as hub:
+    async with AsyncExitStack() as stack:
+        hub = await stack.enter_async_context(running_hub(engine, config))
+        if config.announce:
+            host, port = split_address(hub.address)
+            await stack.enter_async_context(announced(host, port, config.announce))
         say.event("ready", address=hub.address, target=engine.spec.target_name, engine=engine.spec.engine)
         await stop.wait()
         say.event("draining", sessions=str(hub.verifier.num_sessions))

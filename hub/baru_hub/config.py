@@ -9,7 +9,20 @@ from dataclasses import dataclass
 from baru_common.channel_options import MAX_MESSAGE_BYTES
 from baru_common.errors import ConfigError
 
+from .orphans import LinkPolicy
+
 DEFAULT_LISTEN = "127.0.0.1:7443"
+_LEAST = {
+    "max_sessions": 1,
+    "max_depth": 0,
+    "max_prefill": 1,
+    "max_patience_ms": 0,
+    "node_silence_s": 0.5,  # nodes send a heartbeat every 0.2 s
+    "slow_reader_s": 0.5,
+    "orphan_grace_s": 0,
+    "orphan_tokens": 0,
+    "orphan_mb": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -30,6 +43,18 @@ class HubConfig:
     """Most prompt ids fed in one step."""
     drain_grace_s: float = 10.0
     """Time that running sessions get to finish after SIGTERM."""
+    node_silence_s: float = 3.0
+    """A node that has sent heartbeats, and then nothing for so long, is gone."""
+    slow_reader_s: float = 10.0
+    """A node that leaves its frames unread for so long is gone."""
+    orphan_grace_s: float = 30.0
+    """Time that a session is kept when its node is gone; 0: none."""
+    orphan_tokens: int = 512
+    """Most ids that it decodes meanwhile."""
+    orphan_mb: int = 512
+    """Most memory for keys and values that all such sessions hold, MB."""
+    announce: str = ""
+    """Identity to announce on the local network by mDNS; none: do not."""
     reflection: bool = False
     """Serve gRPC reflection, for debugging."""
 
@@ -42,7 +67,7 @@ class HubConfig:
             )
         if not 0 <= port < 1 << 16:
             raise ConfigError(f"listen is {self.listen}: {port} is not a port", hint="use 0 to 65535")
-        for name, least in (("max_sessions", 1), ("max_depth", 0), ("max_prefill", 1), ("max_patience_ms", 0)):
+        for name, least in _LEAST.items():
             if not least <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} is {getattr(self, name)}, must be at least {least}")
         if self.max_draft_ahead < self.max_depth:
@@ -53,6 +78,17 @@ class HubConfig:
     @property
     def max_message_bytes(self) -> int:
         return MAX_MESSAGE_BYTES
+
+    @property
+    def link(self) -> LinkPolicy:
+        """What is made of links that break."""
+        return LinkPolicy(
+            node_silence_s=self.node_silence_s,
+            slow_reader_s=self.slow_reader_s,
+            orphan_grace_s=self.orphan_grace_s,
+            orphan_tokens=self.orphan_tokens,
+            orphan_bytes=self.orphan_mb << 20,
+        )
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -27,12 +27,25 @@ class Mailbox:
     num_drafted: int = 0
     """Draft ids received, stale frames left out."""
     num_stale_frames: int = 0
+    num_provisional: int = 0
+    """Leading ids of the tail that the node decoded by itself while the link was down; picked, not drawn."""
     _alive: bool = False
     _start: int = 0
     _tail: list[int] = field(default_factory=list)
     _probs: list[SparseProbs] = field(default_factory=list)
-    """What each id of the tail was drawn from; empty when they were picked, not drawn."""
+    """What each id of the tail after the provisional ones was drawn from; empty when they were picked, not drawn."""
     _nothing_at: int = -1
+
+    def restart(self, base: int, provisional: Sequence[int] = ()) -> None:
+        """Begin anew for another stream, whose chains count from 1 again.
+
+        What the node decoded by itself after the ids committed at `base` is the start of chain 1. It may be longer
+        than any draft: whoever admits the session bounds it.
+        """
+        self.chain_id, self._alive = (1, True) if provisional else (0, False)
+        self._start, self._tail, self._probs = base, list(provisional), []
+        self.num_provisional, self._nothing_at = len(provisional), -1
+        self.num_drafted += len(provisional)
 
     def put(self, draft: Draft, num_committed: int) -> None:
         """Take in a frame. A late or repeated one is counted and dropped; a wrong one is InvalidDraft."""
@@ -41,7 +54,7 @@ class Mailbox:
             if draft.offset:
                 raise InvalidDraft(f"chain {draft.chain_id} starts at offset {draft.offset}, must start at 0")
             self.chain_id, self._alive, self._start, self._tail = draft.chain_id, True, draft.base, []
-            self._probs = []
+            self._probs, self.num_provisional = [], 0
         elif draft.chain_id < self.chain_id or (self._alive and draft.token_ids and draft.end <= self._end):
             self.num_stale_frames += 1
             return
@@ -56,17 +69,21 @@ class Mailbox:
         if self._tail[:overtaken] != list(committed[self._start : self._start + overtaken]):
             self.refute()
         else:
-            del self._tail[:overtaken], self._probs[:overtaken]
+            del self._tail[:overtaken], self._probs[: max(overtaken - self.num_provisional, 0)]
+            self.num_provisional = max(self.num_provisional - overtaken, 0)
             self._start += overtaken
         return self._tail if self._start == len(committed) else ()
 
     def draft_probs(self, num_ids: int) -> tuple[SparseProbs, ...]:
-        """Return what each of the first `num_ids` usable ids was drawn from; none when they were picked."""
-        return tuple(self._probs[:num_ids])
+        """Return what each of the first `num_ids` usable ids was drawn from; none when they were picked.
+
+        Provisional ids and others are never asked for together.
+        """
+        return () if self.num_provisional else tuple(self._probs[:num_ids])
 
     def refute(self) -> None:
         """Drop the chain: what it still holds was drawn past an id that does not stand."""
-        self._alive, self._tail, self._probs = False, [], []
+        self._alive, self._tail, self._probs, self.num_provisional = False, [], [], 0
 
     def answered(self, committed: Sequence[int]) -> bool:
         """True when the node has sent something for `committed`, be it that it has nothing."""
@@ -79,7 +96,11 @@ class Mailbox:
     def _extend(self, draft: Draft) -> None:
         if draft.start > self._end:
             raise InvalidDraft(f"chain {draft.chain_id} has a gap: {self._end} was next, {draft.start} came")
-        if draft.token_ids and self._tail and bool(draft.draft_probs) is not bool(self._probs):
+        if (
+            draft.token_ids
+            and len(self._tail) > self.num_provisional
+            and bool(draft.draft_probs) is not bool(self._probs)
+        ):
             raise InvalidDraft(f"chain {draft.chain_id} has draft_probs for some of its ids only")
         num_known = self._end - draft.start
         fresh = draft.token_ids[num_known:]

@@ -144,6 +144,11 @@ class Pace:
 
     def __post_init__(self) -> None:
         self.survival = Survival(self.max_depth)
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin anew over another link: what survives of the drafts is still known, how fast they come is not."""
+        self.answers = Answers()
         self.depth = self.survival.reach
         self.window = 2 * self.depth
 

@@ -68,11 +68,12 @@ class Scheduler(Protocol):
 
 @dataclass
 class GoodputScheduler:
-    """Every session that decodes takes part in every step; prompts are fed in pieces beside them."""
+    """Every session that decodes takes part in every step; ids that are there already, be it a prompt or what a node
+    decoded by itself, are fed in pieces beside them."""
 
     cost: CostModel
     max_prefill: int = 512
-    """Most prompt ids fed in a step."""
+    """Most prompt ids, or provisional ones, fed in a step."""
     max_patience_s: float = 0.25
     """Longest wait for a draft, whatever it promises."""
     _pass_s: float = field(init=False)
@@ -83,19 +84,21 @@ class GoodputScheduler:
 
     def plan(self, sessions: Sequence[Session], now_s: float) -> Plan:
         """Return the next step, or how long to wait for a draft before the next one."""
-        decoding = [s for s in sessions if s.num_pending <= _MIN_PIECE]
-        prefilling = [s for s in sessions if s.num_pending > _MIN_PIECE]
-        for session in decoding:
+        caught_up = [s for s in sessions if s.num_pending <= _MIN_PIECE]
+        for session in caught_up:
             session.tail = session.mailbox.usable(session.committed)
+        decoding = [s for s in caught_up if not s.mailbox.num_provisional]
+        feeding = [s for s in caught_up if s.mailbox.num_provisional]
+        feeding += [s for s in sessions if s.num_pending > _MIN_PIECE]
         self._set_depths(decoding)
-        if decoding and not prefilling and (wait_s := self._patience(decoding, now_s)) > 0:
+        if decoding and not feeding and (wait_s := self._patience(decoding, now_s)) > 0:
             return Plan(wait_s=wait_s)
         for session in decoding:
             session.pace.answers.settle(answered=bool(session.tail))
             if session.own and session.own.depth == 0:
                 session.own.rest()
         blocks = [(s, s.next_block(s.pace.checked_depth, self.max_prefill)) for s in decoding]
-        blocks += self._prompt_pieces(prefilling, Plan(tuple(blocks)).shape)
+        blocks += self._pieces(feeding, Plan(tuple(blocks)).shape)
         return Plan(tuple(blocks))
 
     def learn(self, plan: Plan, step_s: float, draft_s: float = 0.0) -> None:
@@ -223,10 +226,11 @@ class GoodputScheduler:
     def _overdue_s(self, session: Session) -> float:
         return session.decided_s + min(session.pace.answers.latest_s, self.max_patience_s)
 
-    # -- prompts
+    # -- ids that are there already
 
-    def _prompt_pieces(self, sessions: Sequence[Session], decoding: StepShape) -> list[tuple[Session, Block]]:
-        """Feed the oldest prompts, as much as the others' step may be stretched by."""
+    def _pieces(self, sessions: Sequence[Session], decoding: StepShape) -> list[tuple[Session, Block]]:
+        """Feed the first of them, as much as the others' step may be stretched by: provisional ids, whose nodes show
+        them to somebody, then the oldest prompts."""
         budget = self.max_prefill
         if decoding.num_sessions and self.cost.row_s > 0:
             spare_s = (_STALL - 1) * self.cost.predict_s(decoding)
@@ -235,8 +239,9 @@ class GoodputScheduler:
         for session in sessions:
             if budget <= 0:
                 break
-            block = session.next_block(0, budget)
-            budget -= len(block.pending)
+            spare = max(budget - session.num_pending, 0) if session.mailbox.num_provisional else 0
+            block = session.next_block(spare, budget)
+            budget -= len(block.pending) + len(block.draft)
             blocks.append((session, block))
         return blocks
 

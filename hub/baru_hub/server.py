@@ -55,7 +55,7 @@ async def running_hub(engine: Engine, config: HubConfig, *, scheduler: Scheduler
     )
     if scheduler is None:
         scheduler = GoodputScheduler(await engine.calibrate(), config.max_prefill, config.max_patience_ms / 1000)
-    async with Verifier(engine, scheduler, limits, max_depth=config.max_depth) as verifier:
+    async with Verifier(engine, scheduler, limits, max_depth=config.max_depth, link=config.link) as verifier:
         server = grpc.aio.server(options=SERVER_OPTIONS)
         drafting_pb2_grpc.add_DraftingServiceServicer_to_server(DraftingServicer(verifier), server)
         health_servicer = health.aio.HealthServicer()

@@ -16,7 +16,8 @@ from baru_common import wire
 from baru_common.errors import BaruError, EngineFailure, InvalidRequest, NotFound
 from baru_common.frames import Cancel, Draft, FinishReason, Heartbeat, Open
 
-from .verifier import LiveSession, Verifier
+from .live import LiveSession
+from .verifier import Verifier
 
 _CHUNK_BYTES = 1 << 18
 _OPEN_TIMEOUT_S = 10.0
@@ -67,7 +68,7 @@ class DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
             await _abort(context, error)
         finally:
             reader.cancel()
-            live.close()
+            live.lose()  # it has ended, or the link broke
 
 
 async def _first_frame(requests: AsyncIterator[pb.DecodeRequest]) -> Open:
@@ -87,6 +88,7 @@ async def _read(requests: AsyncIterator[pb.DecodeRequest], live: LiveSession) ->
     try:
         async for message in requests:
             _handle(wire.decode_request(message), live)
+        live.said_all()
     except BaruError as error:
         live.fail(error)
     except DecodeError as error:
@@ -100,7 +102,7 @@ def _handle(frame: Open | Draft | Cancel | Heartbeat, live: LiveSession) -> None
     if isinstance(frame, Draft):
         live.draft(frame)
     elif isinstance(frame, Heartbeat):
-        live.send(frame)
+        live.heartbeat(frame)
     elif isinstance(frame, Cancel):
         live.finish(FinishReason.CANCELLED)
     else:

@@ -1,6 +1,7 @@
 """The state of one session at the hub, and the two moves it makes: hand out a block, take in a result.
 
 ids        [0, num_prompt)  [num_prompt, num_committed)      committed; the node's copy is the truth
+                            [first_decided, num_committed)   decided here; what is before was there when it began
 KV cache   [0, num_cached)                                   num_cached <= num_committed - 1
 pending    [num_cached, num_committed)                       committed, not yet fed: a whole prompt at
                                                              first, one id from then on
@@ -50,6 +51,8 @@ class Block:
     """Guesses that it makes at each position."""
     num_path: int = 0
     """Leading draft ids that are one path: the node's, and the hub's on from there. Those after them are leaves."""
+    provisional: bool = False
+    """The draft is what the node decoded by itself while the link was down."""
 
     @property
     def tree(self) -> TokenTree:
@@ -93,12 +96,62 @@ class Session:
     """Committed length -> clock when it was reached, for lengths that a chain may still fork from."""
     tail: Sequence[int] = ()
     """Drafted ids that continue the committed ones, as of the last plan."""
+    first_decided: int = field(init=False)
+    """Committed length at the start: only what comes after it is known to be the target's own."""
     _stop_ids: frozenset[int] = field(init=False)
     _scanner: StopScanner = field(init=False)
+    _logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of each id from `first_decided` on, if asked for: a verdict may have to be told again."""
 
     def __post_init__(self) -> None:
+        self.first_decided = len(self.committed)
         self._stop_ids = self.sampling.stop_ids
         self._scanner = StopScanner(self.sampling.params.stop_strings, self.sampling.params.min_tokens)
+        self._replay()
+
+    def _replay(self) -> None:
+        """Go through the output that is there at the start, to where it has ended or may go on."""
+        for token in self.committed[self.num_prompt :]:
+            if self.finish:
+                raise InvalidRequest("the output goes on after its end", details={"param": "resume"})
+            completes = self._scanner.push(self.sampling.vocabulary.text_bytes(token))
+            if token in self._stop_ids or completes:
+                self.finish = FinishReason.STOP
+        if not self.room and not self.finish:
+            self.finish = FinishReason.LENGTH
+
+    # -- the node goes and comes back
+
+    def leave(self) -> None:
+        """The node is gone: nothing is to come from it, nor waited for."""
+        self.has_drafter = False
+        self.pace.asked = self.pace.window = 0
+
+    def come_back(self, num_known: int, provisional: Sequence[int], has_drafter: bool, now_s: float) -> None:
+        """Go on for another stream of the session, whose node has the first `num_known` committed ids and decoded
+        `provisional` after them by itself."""
+        self.epoch += 1
+        self.has_drafter = has_drafter
+        self.mailbox.restart(num_known, provisional)
+        self.pace.restart()
+        self.decided_at.clear()  # what was decided while the node was away says nothing of how fast it answers
+        self.stamp(now_s)
+
+    def since(self, num_known: int) -> Verdict | None:
+        """Return all that was decided past the first `num_known` ids as one verdict; None if nothing was."""
+        if num_known == len(self.committed):
+            return None
+        return Verdict(
+            epoch=self.epoch,
+            base=num_known,
+            num_verified=0,
+            num_accepted=0,
+            token_ids=tuple(self.committed[num_known:]),
+            depth_hint=self.pace.asked,
+            logprobs=tuple(self._logprobs[num_known - self.first_decided :]),
+        )
+
+    # -- what it knows
 
     @property
     def decided_s(self) -> float:
@@ -138,9 +191,13 @@ class Session:
             return Block(tuple(pending), decides=False)
         # One id is emitted in any case, so a draft of all the room could not be used whole.
         most = self.room - 1
-        draft = tuple(self.mailbox.usable(self.committed)[: min(max_draft, most)])
+        usable = self.mailbox.usable(self.committed)
+        provisional = self.mailbox.num_provisional
+        draft = tuple(usable[: min(max_draft, most, provisional or max_draft)])
         own_depth, own_width = 0, 1
-        if self.own and len(pending) == 1:  # the hub's drafter reads what was computed before the last id
+        if (
+            self.own and len(pending) == 1 and not provisional
+        ):  # the hub's drafter reads what was computed before the last id
             own_depth, own_width = min(self.own.depth, most - len(draft)), self.own.width
         return Block(
             tuple(pending),
@@ -149,6 +206,7 @@ class Session:
             draft_probs=self.mailbox.draft_probs(len(draft)),
             own_depth=own_depth,
             own_width=own_width,
+            provisional=provisional > 0,
         )
 
     def take(self, block: Block, decision: Decision) -> Verdict | None:
@@ -171,8 +229,11 @@ class Session:
         self.num_verified += outcome.num_verified
         self.num_accepted += outcome.num_accepted
         self.num_guessed += outcome.num_guessed
-        self.pace.learn(outcome.num_verified, outcome.num_accepted)
+        if not block.provisional:  # how well the node does alone says little of how well it drafts
+            self.pace.learn(outcome.num_verified, outcome.num_accepted)
         self._learn_own(block, outcome)
+        logprobs = _emitted_logprobs(decision, outcome)
+        self._logprobs.extend(logprobs)
         self.pace.asked = self.pace.window
         return Verdict(
             epoch=self.epoch,
@@ -183,13 +244,8 @@ class Session:
             chain_id=block.chain_id if outcome.num_verified else 0,
             depth_hint=self.pace.window,
             num_guessed=outcome.num_guessed,
-            logprobs=self._logprobs(decision, outcome),
+            logprobs=logprobs,
         )
-
-    def _logprobs(self, decision: Decision, outcome: Acceptance) -> tuple[TokenLogprobs, ...]:
-        if not decision.logprobs:
-            return ()
-        return tuple(decision.logprobs[place] for place in outcome.places[: len(outcome.emitted)])
 
     def _learn_own(self, block: Block, outcome: Acceptance) -> None:
         """Tell the hub's drafter how far its own path held, from where the node's draft ended, and its leaves."""
@@ -236,3 +292,9 @@ class Session:
             seed=None if self.sampling.params.is_greedy else self.sampling.params.seed,
         )
         return Finished(reason, usage)
+
+
+def _emitted_logprobs(decision: Decision, outcome: Acceptance) -> tuple[TokenLogprobs, ...]:
+    if not decision.logprobs:
+        return ()
+    return tuple(decision.logprobs[place] for place in outcome.places[: len(outcome.emitted)])

@@ -10,21 +10,45 @@ from baru_common.errors import BaruError
 from baru_common.frames import FinishReason, HubDescription, TokenLogprobs, Usage
 from baru_common.sampling import Grammar, SamplingMode, SamplingParams
 
-from .client import MicroNode
-from .events import Event, Finish, Kind, Piece, Provenance, Span, Started, Step, StepStats
+from .client import LinkOptions, MicroNode
+from .decoding import Fallback, Reconcile
+from .events import (
+    Confirmed,
+    Event,
+    Finish,
+    Kind,
+    LinkChanged,
+    Piece,
+    Provenance,
+    Retracted,
+    Span,
+    Started,
+    Step,
+    StepStats,
+)
+from .hubs import FailBack
+from .link import LinkState, Timers
 from .sync import SyncMicroNode
 
 __all__ = [
     "BaruError",
+    "Confirmed",
     "Event",
+    "FailBack",
+    "Fallback",
     "Finish",
     "FinishReason",
     "Grammar",
     "HubDescription",
     "Kind",
+    "LinkChanged",
+    "LinkOptions",
+    "LinkState",
     "MicroNode",
     "Piece",
     "Provenance",
+    "Reconcile",
+    "Retracted",
     "SamplingMode",
     "SamplingParams",
     "Span",
@@ -32,6 +56,7 @@ __all__ = [
     "Step",
     "StepStats",
     "SyncMicroNode",
+    "Timers",
     "TokenLogprobs",
     "Usage",
     "load_drafter",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Coroutine
 from dataclasses import asdict
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -21,22 +20,19 @@ from baru_common.corpus import DEFAULT_CORPUS, Corpus, corpora
 from baru_common.errors import ConfigError
 from baru_common.sampling import SamplingParams
 
-from .client import MicroNode, Prompt
+from .client import LinkOptions, MicroNode, Prompt
+from .decoding import Fallback, Reconcile
 from .doctor import Check, Doctor
-from .events import Finish, Kind, Piece, Step
+from .events import Finish
+from .reader import Reader, summary
 from .request_options import grammar_of, with_settings
 
-DEFAULT_HUB = "127.0.0.1:7443"
-_STYLES = {
-    Kind.ACCEPTED: "green",
-    Kind.GUESSED: "blue",
-    Kind.CORRECTION: "bold yellow",
-    Kind.BONUS: "cyan",
-    Kind.PLAIN: "default",
-}
-
+DEFAULT_HUBS = ["127.0.0.1:7443"]
 _T = TypeVar("_T")
-_Hub = Annotated[str, typer.Option("--hub", envvar="BARU_HUB", help="Hub to use, HOST:PORT.")]
+_Hubs = Annotated[
+    list[str],
+    typer.Option("--hub", envvar="BARU_HUB", help="Hub to use, HOST:PORT; may be given again, the first choice first."),
+]
 _Drafter = Annotated[str, typer.Option("--drafter", help="ngram, suffix[:CORPUS], causal_lm:PATH or none.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 _Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
@@ -58,7 +54,7 @@ def version() -> None:
 @app.command()
 def generate(
     prompt: Annotated[str, typer.Argument(help="What to ask; - reads it from standard input.")],
-    hub: _Hub = DEFAULT_HUB,
+    hub: _Hubs = DEFAULT_HUBS,
     drafter: _Drafter = "ngram",
     max_tokens: Annotated[
         int | None, typer.Option(help="Most tokens to generate; default: all the context takes.")
@@ -87,13 +83,21 @@ def generate(
             help="Any other sampling parameter, NAME=JSON: repetition_penalty=1.2, logprobs=3; may be given again.",
         ),
     ] = None,
+    fallback: Annotated[
+        Fallback | None,
+        typer.Option(help="While no hub answers; default: local if the drafter has a model, else wait."),
+    ] = None,
+    reconcile: Annotated[
+        Reconcile, typer.Option(help="What becomes of provisional tokens when a hub is back.")
+    ] = Reconcile.REWRITE,
     json_output: _Json = False,
     verbose: _Verbose = False,
 ) -> None:
     """Ask the hub's target, drafting on this node, and stream the answer.
 
     Accepted tokens are green, those that the hub guessed itself blue, corrections yellow, bonus tokens cyan, tokens of
-    steps without a draft plain.
+    steps without a draft plain; provisional ones, decoded here while no hub answered, dim. Into a pipe goes only what
+    stands.
     """
     configure_logs(verbose=verbose)
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -111,13 +115,14 @@ def generate(
         ),
         settings or (),
     )
-    finish = _run(_generate(_as_prompt(text, system, raw=raw), params, hub, drafter, show=not json_output))
+    options = LinkOptions(fallback=fallback, reconcile=reconcile)
+    finish = _run(_generate(_as_prompt(text, system, raw=raw), params, hub, drafter, options, show=not json_output))
     if json_output:
         print_json(summary(finish) | {"text": finish.text, "ids": finish.ids} | _logprobs(finish))
 
 
 def _logprobs(finish: Finish) -> dict[str, Any]:
-    return {"logprobs": [asdict(entry) for entry in finish.logprobs]} if finish.logprobs else {}
+    return {"logprobs": [entry and asdict(entry) for entry in finish.logprobs]} if finish.logprobs else {}
 
 
 def _as_prompt(text: str, system: str | None, *, raw: bool) -> Prompt:
@@ -131,72 +136,41 @@ def _as_prompt(text: str, system: str | None, *, raw: bool) -> Prompt:
     return messages if system is None else [{"role": "system", "content": system}, *messages]
 
 
-async def _generate(prompt: Prompt, params: SamplingParams, hub: str, drafter: str, *, show: bool) -> Finish:
-    console = Console(highlight=False, soft_wrap=True)
-    async with MicroNode.connect(hub, drafter=drafter) as node:
+async def _generate(
+    prompt: Prompt, params: SamplingParams, hubs: list[str], drafter: str, options: LinkOptions, *, show: bool
+) -> Finish:
+    reader = Reader(keeps=options.reconcile is Reconcile.KEEP) if show else None
+    async with MicroNode.connect(hubs, drafter=drafter, options=options) as node:
         async for event in node.generate(prompt, params):
-            if isinstance(event, Step) and show:
-                _show(console, event.pieces)
-            elif isinstance(event, Finish):
-                if show:
-                    console.print(Text(harmless(event.tail)))
-                    Console(stderr=True, highlight=False, soft_wrap=True).print(_summary_line(event), style="dim")
+            if reader:
+                reader.take(event)
+            if isinstance(event, Finish):
                 return event
     raise AssertionError("a generation ends with Finish")
 
 
-def _show(console: Console, pieces: tuple[Piece, ...]) -> None:
-    if not console.is_terminal:
-        sys.stdout.write("".join(piece.text for piece in pieces))
-        sys.stdout.flush()
-        return
-    styled = ((harmless(piece.text), _STYLES[piece.kind]) for piece in pieces)
-    console.print(Text.assemble(*styled), end="")
-
-
-def summary(finish: Finish) -> dict[str, Any]:
-    """Return the figures of a generation, units in the names, ready for JSON."""
-    usage = finish.usage
-    return {
-        "finish_reason": finish.reason.value,
-        "stopped_by": finish.stopped_by,
-        "tokens_per_s": round(finish.tokens_per_s, 2),
-        "mean_accepted_length": round(usage.mean_accepted_length, 3),
-        "acceptance_rate": round(usage.acceptance_rate, 3),
-        "round_trip_ms": None if finish.round_trip_s is None else round(finish.round_trip_s * 1e3, 3),
-        "time_to_first_token_s": round(finish.time_to_first_token_s, 3),
-        "elapsed_s": round(finish.elapsed_s, 3),
-        "usage": asdict(usage),
-        "provenance": [{k: v.value if isinstance(v, Enum) else v for k, v in asdict(s).items()} for s in finish.spans],
-    }
-
-
-def _summary_line(finish: Finish) -> str:
-    figures = summary(finish)
-    round_trip = "-" if figures["round_trip_ms"] is None else f"{figures['round_trip_ms']:.2f} ms"
-    return (
-        f"{len(finish.ids)} tokens ({figures['finish_reason']}), {figures['tokens_per_s']:.1f} tokens/s, "
-        f"mean accepted length {figures['mean_accepted_length']:.2f}, "
-        f"acceptance rate {figures['acceptance_rate']:.0%}, round trip {round_trip}, all verified by the target"
-        + ("" if finish.usage.seed is None else f", seed {finish.usage.seed}")
-    )
-
-
 @app.command()
 def doctor(
-    hub: _Hub = DEFAULT_HUB,
+    hub: _Hubs = DEFAULT_HUBS,
     drafter: _Drafter = "ngram",
     json_output: _Json = False,
     verbose: _Verbose = False,
 ) -> None:
     """Check the way to the hub: reach, health, versions, tokenizer, drafter, round trip."""
     configure_logs(verbose=verbose)
-    checks = _run(Doctor(hub, drafter).examine())
+    found = {address: _run(Doctor(address, drafter).examine()) for address in hub}
+    ok = all(checks[-1].ok for checks in found.values())
     if json_output:
-        print_json({"ok": checks[-1].ok, "checks": [asdict(check) for check in checks]})
+        hubs = [
+            {"hub": address, "ok": checks[-1].ok, "checks": [asdict(check) for check in checks]}
+            for address, checks in found.items()
+        ]
+        print_json({"ok": ok, "hubs": hubs} if len(hubs) > 1 else hubs[0])
     else:
-        Console().print(_check_table(checks))
-    if not checks[-1].ok:
+        for address, checks in found.items():
+            typer.echo(f"hub {harmless(address)}")
+            Console().print(_check_table(checks))
+    if not ok:
         raise typer.Exit(EXIT_ERROR)
 
 

@@ -7,8 +7,10 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from typing import cast
 
+from baru_common.discovery import resolved
 from baru_common.drafters import Drafter, TextDrafter, load_drafter
 from baru_common.errors import EmptyPrompt, InvalidRequest, PromptTooLong
 from baru_common.frames import DrafterInfo, HubDescription, Open
@@ -16,9 +18,13 @@ from baru_common.sampling import SamplingContext, SamplingParams
 from baru_common.sampling.guide import Guide
 from baru_common.tokens import Message, Tokenizer
 
-from .decoding import Generation
+from .decoding import Fallback, Generation, Reconcile
 from .events import Event
+from .fallback import LocalDecoder, LocalModel, local_model, require_model
 from .fit import fitted, require_protocol
+from .hubs import FailBack, Hubs
+from .link import Link, Timers
+from .reach import Reach
 from .tokenizer_cache import cached_bundle
 from .transport import HubChannel
 
@@ -26,38 +32,87 @@ Prompt = str | Sequence[int] | Sequence[Message]
 """Raw text, ids, or chat messages."""
 
 
-class MicroNode:
-    """A node connected to a hub. Made by `connect`; serves any number of generations at a time."""
+@dataclass(frozen=True)
+class LinkOptions:
+    """How a node behaves when the way to its hub breaks."""
 
-    def __init__(self, channel: HubChannel, hub: HubDescription, tokenizer: Tokenizer, drafter: Drafter | None) -> None:
+    fallback: Fallback | None = None
+    """None: local if the drafter has a model of the target's vocabulary, else wait."""
+    reconcile: Reconcile = Reconcile.REWRITE
+    fail_back: FailBack = FailBack.NEXT
+    retry_budget_s: float = 60.0
+    """Time to look for a hub, in each outage."""
+    timers: Timers = field(default_factory=Timers)
+
+
+class MicroNode:
+    """A node connected to its hubs. Made by `connect`; serves any number of generations at a time."""
+
+    def __init__(
+        self, hubs: Hubs, hub: HubDescription, tokenizer: Tokenizer, drafter: Drafter | None, options: LinkOptions
+    ) -> None:
         self.hub = hub
         """What the hub said of itself."""
         self.tokenizer = tokenizer
         """The target's tokenizer."""
         self.drafter = drafter
-        self._channel = channel
+        self._local: LocalModel | None = None
+        if options.fallback is Fallback.LOCAL:
+            self._local = require_model(drafter)
+        elif options.fallback is None:
+            self._local = local_model(drafter)
+        self._fallback = options.fallback or (Fallback.LOCAL if self._local else Fallback.WAIT)
+        self._options = options
+        self._hubs = hubs
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="baru-drafter")
 
     @classmethod
     @asynccontextmanager
     async def connect(
-        cls, address: str, *, drafter: Drafter | TextDrafter | str | None = "ngram", timeout_s: float = 5.0
+        cls,
+        hub: str | Sequence[str],
+        *,
+        drafter: Drafter | TextDrafter | str | None = "ngram",
+        timeout_s: float = 5.0,
+        options: LinkOptions | None = None,
     ) -> AsyncIterator[MicroNode]:
-        """Connect to the hub at HOST:PORT for the length of the block.
+        """Connect to the hub at HOST:PORT or found by `mdns:IDENTITY`, or to the first of several that answers, for the
+        length of the block.
 
         `drafter` is a loaded one, a name as `load_drafter` takes it, or None to draft nothing.
-        HubUnavailable when nobody answers, Incompatible when hub, node and drafter do not fit.
+        HubUnavailable when nobody answers, Incompatible when hub, node and drafter do not fit, ConfigError when
+        the node is to decode by itself and has no model.
         """
         found = load_drafter(drafter) if isinstance(drafter, str) else drafter
+        options = options or LinkOptions()
         async with AsyncExitStack() as stack:
-            channel = HubChannel(address, timeout_s=timeout_s)
-            stack.push_async_callback(channel.close)
-            hub = await channel.describe()
-            require_protocol(hub)
-            tokenizer = Tokenizer(await cached_bundle(hub.tokenizer_digest, channel.fetch_tokenizer))
-            node = cls(channel, hub, tokenizer, await fitted(found, tokenizer))
+            addresses = await resolved([hub] if isinstance(hub, str) else hub)
+            channels = [HubChannel(a, timeout_s=timeout_s, link=Link(options.timers)) for a in addresses]
+            hubs = Hubs(channels, options.fail_back)
+            stack.push_async_callback(hubs.close)
+            description = await hubs.describe()
+            require_protocol(description)
+            fetch = hubs.current.fetch_tokenizer
+            tokenizer = Tokenizer(await cached_bundle(description.tokenizer_digest, fetch))
+            node = cls(hubs, description, tokenizer, await fitted(found, tokenizer), options)
             stack.callback(node._executor.shutdown, wait=False, cancel_futures=True)
+            hubs.watch()
             yield node
+
+    @property
+    def link(self) -> Link:
+        """The way to the hub that serves this node."""
+        return self._hubs.current.link
+
+    @property
+    def hub_address(self) -> str:
+        """Where the hub is that serves this node."""
+        return self._hubs.current.address
+
+    @property
+    def fallback(self) -> Fallback:
+        """What a generation does while no hub answers."""
+        return self._fallback
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Return the ids of a prompt: what the hub is sent, and what usage counts.
@@ -92,8 +147,10 @@ class MicroNode:
                 details={"param": "prompt_ids"},
             )
 
-    async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncGenerator[Event, None]:
-        """Yield the events of one generation, `Finish` last.
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, reconcile: Reconcile | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """Yield the events of one generation, `Finish` last. `reconcile`: as in `LinkOptions`, for this one.
 
         Leaving the loop early, or cancelling it, ends the session at the hub. Raises the BaruError
         that ends a generation which does not finish.
@@ -102,8 +159,8 @@ class MicroNode:
         sampling = await self._sampling(params or SamplingParams(), len(ids))
         room = self.hub.context_limit - len(ids)
         generation = Generation(
-            stream=self._channel.open_stream(),
-            request=Open(
+            reach=Reach(self._hubs, self._options.retry_budget_s),
+            start=Open(
                 prompt_ids=tuple(ids),
                 params=sampling.params,
                 target_fingerprint=self.hub.target_fingerprint,
@@ -113,8 +170,12 @@ class MicroNode:
             sampling=sampling,
             max_length=len(ids) + min(sampling.params.max_tokens or room, room),
             drafter=self.drafter,
+            local=LocalDecoder(self._local, sampling) if self._local else None,
             executor=self._executor,
             target=self.hub.target_name,
+            fallback=self._fallback,
+            reconcile=reconcile or self._options.reconcile,
+            timers=self._options.timers,
         )
         events = generation.events()
         try:

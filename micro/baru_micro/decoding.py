@@ -1,7 +1,11 @@
-"""One generation at the node: draft ahead, send, take verdicts, tell the caller.
+"""One generation at the node: draft ahead, send, take verdicts, tell the caller; and go on when the link breaks.
 
-Two tasks share the chain. The reader (the caller's own `async for`) applies verdicts; the drafting
-task keeps the chain as far ahead of the committed ids as the hub can use.
+    reach a hub -> follow its stream -> finished
+         ^              | link lost
+         +--- meanwhile +  the node's own model decodes, if it is to
+
+Two tasks share the chain while a stream is followed. The reader (the caller's own `async for`) applies verdicts; the
+drafting task keeps the chain as far ahead of the committed ids as the hub can use.
 """
 
 from __future__ import annotations
@@ -11,53 +15,98 @@ import statistics
 import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from itertools import count
 
 from baru_common.drafters import Drafter, Proposal, started
-from baru_common.errors import BaruError, InvalidDraft, ProtocolViolation
+from baru_common.errors import BaruError, HubTimeout, HubUnavailable, InvalidDraft, ProtocolViolation
 from baru_common.frames import (
     Draft,
+    Drain,
     Finished,
     FinishReason,
     Heartbeat,
     HubFrame,
     Open,
     Opened,
-    TokenLogprobs,
+    Resume,
+    Usage,
     Verdict,
 )
 from baru_common.sampling import SamplingContext
-from baru_common.tokens import TextStream
 
 from .chain import DraftChain
-from .events import Event, Finish, Kind, Piece, Provenance, Span, Started, Step, StepStats
-from .transport import HubStream
+from .events import Event, Finish, Kind, LinkChanged, Started, StepStats
+from .fallback import LocalDecoder
+from .link import LinkEvent, LinkState, Timers
+from .reach import LINK_ERRORS, Attached, Reach
+from .transcript import Transcript
 
-HEARTBEAT_S = 0.2
+_GRACE_S = 0.05
+
+
+class Fallback(Enum):
+    """What a generation does while no hub answers."""
+
+    LOCAL = "local"
+    """The node's own model decodes; what it says is provisional."""
+    WAIT = "wait"
+    """It stands still."""
+    FAIL = "fail"
+    """It ends with an error."""
+
+
+class Reconcile(Enum):
+    """What becomes of provisional ids when a hub is back."""
+
+    REWRITE = "rewrite"
+    """They are checked: those that the target would have said stand, the rest is withdrawn."""
+    KEEP = "keep"
+    """They stand, marked, and the hub goes on from them: for those who cannot take anything back."""
 
 
 @dataclass
 class Generation:
     """State of one generation."""
 
-    stream: HubStream
-    request: Open
+    reach: Reach
+    start: Open
+    """What the first stream begins with."""
     sampling: SamplingContext
     max_length: int
     """Most ids of the session, prompt and output."""
     drafter: Drafter | None
+    local: LocalDecoder | None
+    """Decodes while no hub answers; None: nobody does."""
     executor: Executor
-    """Runs a drafter that blocks."""
+    """Runs models that block."""
     target: str
+    fallback: Fallback = Fallback.WAIT
+    reconcile: Reconcile = Reconcile.REWRITE
+    timers: Timers = field(default_factory=Timers)
     clock: Callable[[], float] = time.monotonic
     _chain: DraftChain = field(init=False)
+    _transcript: Transcript = field(init=False)
+    _opened: Opened | None = None
+    """Of the last stream."""
     _window: int = 0
     _turn: asyncio.Event = field(default_factory=asyncio.Event)
-    _logprobs: list[TokenLogprobs] = field(default_factory=list)
+    _may_decode: asyncio.Event = field(default_factory=asyncio.Event)
+    """Cleared while a hub is being told what stands."""
     _round_trips_s: list[float] = field(default_factory=list)
+    _seen: Usage = field(init=False)
+    """Counted from the verdicts of the hub's present session, and `_before` of sessions that were lost."""
+    _before: Usage = field(init=False)
     _started_s: float = 0.0
+    _heard_s: float = 0.0
     _first_token_s: float | None = None
+
+    def __post_init__(self) -> None:
+        self._transcript = Transcript(self.sampling)
+        self._seen = self._before = _no_usage(len(self.start.prompt_ids))
+        self._may_decode.set()
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Run the generation; raise the BaruError that ends it if it does not finish well.
@@ -65,111 +114,220 @@ class Generation:
         Leaving the iterator early ends the session at the hub.
         """
         self._started_s = self.clock()
-        params = self.sampling.params
-        self._text = TextStream(self.sampling.vocabulary, params.stop_strings, params.min_tokens)
-        self._parts: list[str] = []
+        attached = await self.reach.first(self)
+        news: Event = Started(attached.opened.session_id, self.target, len(self.start.prompt_ids))
+        while True:
+            address = attached.stream.channel.address
+            try:
+                async with aclosing(self._follow(attached, news)) as following:
+                    async for event in following:
+                        yield event
+                        if isinstance(event, Finish):
+                            return
+            except LINK_ERRORS as error:
+                if self.fallback is Fallback.FAIL:
+                    raise
+                yield LinkChanged(LinkState.DOWN, address, str(error))
+            reaching = asyncio.create_task(self.reach.again(self, attached.stream.channel))
+            try:
+                async with aclosing(self._meanwhile(reaching)) as meanwhile:
+                    async for event in meanwhile:
+                        yield event
+                attached = await reaching
+            except LINK_ERRORS:
+                if not self._is_complete():
+                    raise
+                yield self._finish_alone()
+                return
+            finally:
+                await _end(reaching, unless=attached)
+            news = LinkChanged(LinkState.UP, attached.stream.channel.address)
+
+    # -- while a stream is followed
+
+    async def _follow(self, attached: Attached, news: Event) -> AsyncGenerator[Event, None]:
+        """Yield `news`, and all that a stream brings; in the end the hub is told that it is over, if it can be."""
         tasks: list[asyncio.Task[None]] = []
         try:
-            self.stream.send(self.request)
-            async for frame in self.stream.frames():
-                if isinstance(frame, Opened) is bool(tasks) and not isinstance(frame, Heartbeat):
-                    raise ProtocolViolation(f"the hub sent {type(frame).__name__} out of turn")
-                if isinstance(frame, Opened):
-                    tasks = self._open(frame)
-                    yield Started(frame.session_id, self.target, len(self.request.prompt_ids))
-                elif isinstance(frame, Finished):
-                    yield self._finish(frame)
-                    return
-                elif step := self._take(frame):
-                    yield step
+            yield news
+            tasks += self._attach(attached)
+            async for frame in attached.frames:
+                self._heard_s = self.clock()
+                for event in self._take(frame, attached):
+                    yield event
                 _raise_failure(tasks)
+                if isinstance(frame, Drain) and self._can_move(attached):
+                    raise HubUnavailable("the hub goes down; the session moves to another one")
             raise ProtocolViolation("the hub ended the stream without a word")
         finally:
-            self.stream.close()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await attached.stream.leave()
 
-    # -- what the hub says
+    def _can_move(self, attached: Attached) -> bool:
+        return self.fallback is not Fallback.FAIL and self.reach.hubs.has_other(attached.stream.channel)
 
-    def _open(self, opened: Opened) -> list[asyncio.Task[None]]:
-        if opened.num_committed != len(self.request.prompt_ids):
-            raise ProtocolViolation(
-                f"the hub committed {opened.num_committed} prompt ids of {len(self.request.prompt_ids)}"
-            )
-        self._chain = DraftChain.start(self.request.prompt_ids, opened.epoch)
-        self._window = opened.max_draft_ahead
-        tasks = [asyncio.create_task(self._beat())]
+    def _attach(self, attached: Attached) -> list[asyncio.Task[None]]:
+        opened, request = attached.opened, attached.request
+        if opened.num_committed != len(request.committed):
+            raise ProtocolViolation(f"the hub committed {opened.num_committed} ids of {len(request.committed)}")
+        provisional = request.resume.provisional_ids if request.resume else ()
+        self._chain = DraftChain.start(request.committed, opened.epoch)
+        if provisional:
+            self._chain.extend(provisional)  # sent with the request
+        if self._opened and not opened.continued:
+            self._before, self._seen = _sum(self._before, self._seen), _no_usage(0)
+        self._opened, self._window, self._heard_s = opened, opened.max_draft_ahead, self.clock()
+        tasks = [asyncio.create_task(self._beat(attached))]
         if self.drafter:
-            tasks.append(asyncio.create_task(self._draft(self.drafter)))
+            tasks.append(asyncio.create_task(self._draft(attached, self.drafter)))
             self._turn.set()
         return tasks
 
-    def _take(self, frame: HubFrame) -> Step | None:
+    def _take(self, frame: HubFrame, attached: Attached) -> list[Event]:
         if isinstance(frame, Heartbeat):
             self._round_trips_s.append(self.clock() - frame.sent_ns / 1e9)
-            return None
-        if not isinstance(frame, Verdict):
-            raise ProtocolViolation(f"the hub sent {type(frame).__name__} in mid-stream")
-        if max(frame.token_ids) >= self.sampling.vocabulary.size:
-            raise ProtocolViolation(f"the hub emitted {max(frame.token_ids)}, which is outside the vocabulary")
+            attached.stream.channel.link.round_trip_s = self._round_trips_s[-1]
+            return []
+        if isinstance(frame, Drain):
+            attached.stream.channel.link.happen(LinkEvent.DRAIN)
+            return [LinkChanged(LinkState.DRAINING, attached.stream.channel.address)]
+        if isinstance(frame, Finished):
+            return self._finish(frame)
+        if isinstance(frame, Verdict):
+            return self._decide(frame)
+        raise ProtocolViolation(f"the hub sent {type(frame).__name__} out of turn")
+
+    def _decide(self, verdict: Verdict) -> list[Event]:
+        if max(verdict.token_ids) >= self.sampling.vocabulary.size:
+            raise ProtocolViolation(f"the hub emitted {max(verdict.token_ids)}, which is outside the vocabulary")
+        if len(verdict.logprobs) != (0 if self.sampling.params.logprobs is None else len(verdict.token_ids)):
+            raise ProtocolViolation(
+                f"the hub sent {len(verdict.logprobs)} log-probabilities for {len(verdict.token_ids)} ids"
+            )
+        self._note_first_token()
+        self._chain.apply(verdict)
+        self._window = verdict.depth_hint
+        self._turn.set()
+        self._seen = _sum(self._seen, _counted(verdict))
+        round_trip_s = self._round_trips_s[-1] if self._round_trips_s else None
+        stats = StepStats(verdict.num_verified, verdict.num_accepted, round_trip_s)
+        logprobs = verdict.logprobs or [None] * len(verdict.token_ids)
+        return self._transcript.decided(verdict.token_ids, _kinds(verdict), logprobs, stats)
+
+    def _note_first_token(self) -> None:
         if self._first_token_s is None:
             self._first_token_s = self.clock()
-        if len(frame.logprobs) != (0 if self.sampling.params.logprobs is None else len(frame.token_ids)):
+
+    async def _beat(self, attached: Attached) -> None:
+        """Sample the round trip, at once and then now and again; a stream that is silent for too long is lost."""
+        stream, link = attached.stream, attached.stream.channel.link
+        for sequence in count(1):
+            stream.send(Heartbeat(sequence, round(self.clock() * 1e9)))
+            await asyncio.sleep(self.timers.heartbeat_s)
+            link.tick()
+            if self._silence_s >= self.timers.down_s:
+                await asyncio.sleep(_GRACE_S)  # this program may itself have been asleep, and what came not yet read
+            if self._silence_s >= self.timers.down_s:
+                link.happen(LinkEvent.SILENT)
+                silence = f"nothing was heard from {stream.channel.address} for {self._silence_s:.1f} s"
+                stream.abort(HubTimeout(silence))
+                await stream.renew()
+                return
+
+    @property
+    def _silence_s(self) -> float:
+        return self.clock() - self._heard_s
+
+    # -- while no hub answers
+
+    def request(self) -> Open:
+        """See `Caller`."""
+        if self._opened is None:
+            return self.start
+        if self.reconcile is Reconcile.KEEP:
+            self._transcript.keep()
+            self._may_decode.clear()
+        settled, provisional = tuple(self._transcript.settled), tuple(self._transcript.provisional)
+        resume = Resume(self._opened.session_id, self._opened.session_key, self._opened.epoch, settled, provisional)
+        return replace(self.start, resume=resume)
+
+    def request_failed(self) -> None:
+        """See `Caller`."""
+        self._may_decode.set()
+
+    async def _meanwhile(self, reaching: asyncio.Task[Attached]) -> AsyncGenerator[Event, None]:
+        """Decode locally, if that is wanted, until a hub is reached.
+
+        HubUnavailable when the output is complete without one, and is to stand as it is.
+        """
+        loop = asyncio.get_running_loop()
+        while self.local and not reaching.done() and not self._is_complete():
+            ids = [*self.start.prompt_ids, *self._transcript.ids]
+            token = await loop.run_in_executor(self.executor, self.local.next_id, ids)
+            if not self._may_decode.is_set():  # a hub is being told what stands: nothing may be added to that
+                await _either(self._may_decode, reaching)
+            if reaching.done() or token is None:
+                break
+            self._note_first_token()
+            yield self._transcript.decoded(token)
+        if self._is_complete() and self.reconcile is Reconcile.KEEP and not reaching.done():
+            raise HubUnavailable("the output was completed while no hub answered")
+        await asyncio.wait([reaching])
+
+    def _is_complete(self) -> bool:
+        """True when what was shown needs nothing more."""
+        transcript = self._transcript
+        is_full = len(self.start.prompt_ids) + len(transcript.ids) >= self.max_length
+        return bool(transcript.ids) and (is_full or transcript.stopped_by is not None)
+
+    # -- the end
+
+    def _finish(self, frame: Finished) -> list[Event]:
+        withdrawn = self._transcript.withdraw()
+        if len(self._transcript.ids) != frame.usage.num_emitted:
             raise ProtocolViolation(
-                f"the hub sent {len(frame.logprobs)} log-probabilities for {len(frame.token_ids)} ids"
+                f"the hub emitted {frame.usage.num_emitted} ids, {len(self._transcript.ids)} arrived"
             )
-        self._chain.apply(frame)
-        self._logprobs.extend(frame.logprobs)
-        self._window = frame.depth_hint
-        self._turn.set()
-        logprobs = frame.logprobs or [None] * len(frame.token_ids)
-        pieces = tuple(map(self._piece, frame.token_ids, _kinds(frame), logprobs))
-        round_trip_s = self._round_trips_s[-1] if self._round_trips_s else None
-        stats = StepStats(frame.num_verified, frame.num_accepted, round_trip_s)
-        return Step(frame.base, pieces, Provenance.VERIFIED, stats)
+        if frame.reason is FinishReason.STOP and self._transcript.stopped_by is None:
+            raise ProtocolViolation("the hub stopped where the request does not")
+        usage = _sum(frame.usage, replace(self._before, num_prompt=0, num_emitted=0))
+        return [*withdrawn, self._finished(frame.reason, usage)]
 
-    def _piece(self, token_id: int, kind: Kind, logprobs: TokenLogprobs | None) -> Piece:
-        text = self._text.push(token_id)
-        self._parts.append(text)
-        return Piece(token_id, text, kind, logprobs)
+    def _finish_alone(self) -> Finish:
+        self._transcript.keep()
+        usage = replace(_sum(self._before, self._seen), num_emitted=len(self._transcript.ids))
+        reason = FinishReason.LENGTH if self._transcript.stopped_by is None else FinishReason.STOP
+        return self._finished(reason, usage)
 
-    def _finish(self, frame: Finished) -> Finish:
-        now = self.clock()
-        tail = self._text.finish()
-        ids = tuple(self._chain.ids[len(self.request.prompt_ids) : self._chain.num_committed])
-        if len(ids) != frame.usage.num_emitted:
-            raise ProtocolViolation(f"the hub emitted {frame.usage.num_emitted} ids, {len(ids)} arrived")
+    def _finished(self, reason: FinishReason, usage: Usage) -> Finish:
+        now, transcript = self.clock(), self._transcript
+        tail = transcript.finish()
         return Finish(
-            reason=frame.reason,
-            text="".join(self._parts) + tail,
-            ids=ids,
-            spans=(Span(0, len(ids), Provenance.VERIFIED),) if ids else (),
-            usage=frame.usage,
+            reason=reason,
+            text=transcript.text,
+            ids=tuple(transcript.ids),
+            spans=transcript.spans(),
+            usage=usage,
             elapsed_s=now - self._started_s,
             time_to_first_token_s=(self._first_token_s or now) - self._started_s,
             round_trip_s=statistics.median(self._round_trips_s) if self._round_trips_s else None,
             tail=tail,
-            logprobs=tuple(self._logprobs),
-            stopped_by=self._stopped_by(ids) if frame.reason is FinishReason.STOP else None,
+            logprobs=tuple(transcript.logprobs) if self.sampling.params.logprobs is not None else (),
+            stopped_by=transcript.stopped_by if reason is FinishReason.STOP else None,
         )
-
-    def _stopped_by(self, ids: tuple[int, ...]) -> int | str:
-        text = self._text.stopped_by
-        if text is None and not self.sampling.stop_ids.intersection(ids[-1:]):
-            raise ProtocolViolation("the hub stopped where the request does not")
-        return ids[-1] if text is None else text
 
     # -- what the node says
 
-    async def _draft(self, drafter: Drafter) -> None:
+    async def _draft(self, attached: Attached, drafter: Drafter) -> None:
         """Keep the chain ahead of the committed ids, as far as there is room and something to propose."""
         drafts = started(drafter, self.sampling)
         while True:
             await self._turn.wait()
             self._turn.clear()
             while frame := await self._next_draft(drafter, drafts.propose):
-                self.stream.send(frame)
+                attached.stream.send(frame)
                 await asyncio.sleep(0)  # let a verdict in before drafting further
 
     async def _next_draft(self, drafter: Drafter, propose: Callable[[list[int], int, int], Proposal]) -> Draft | None:
@@ -202,19 +360,50 @@ class Generation:
         if len(proposed) > max_tokens:
             raise InvalidDraft(f"the {drafter.family} drafter proposed {len(proposed)} ids, asked for {max_tokens}")
 
-    async def _beat(self) -> None:
-        """Sample the round trip, at once and then now and again."""
-        for sequence in count(1):
-            self.stream.send(Heartbeat(sequence, round(self.clock() * 1e9)))
-            await asyncio.sleep(HEARTBEAT_S)
+
+async def _either(event: asyncio.Event, reaching: asyncio.Task[Attached]) -> None:
+    waiting = asyncio.create_task(event.wait())
+    await asyncio.wait([waiting, reaching], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+
+
+async def _end(reaching: asyncio.Task[Attached], *, unless: Attached) -> None:
+    """Stop trying; a stream that was opened meanwhile and is not wanted any more is left."""
+    reaching.cancel()
+    (found,) = await asyncio.gather(reaching, return_exceptions=True)
+    if isinstance(found, Attached) and found is not unless:
+        await found.stream.leave()
 
 
 def _kinds(verdict: Verdict) -> list[Kind]:
     own = Kind.PLAIN
     if verdict.num_verified:
         own = Kind.BONUS if verdict.num_accepted == verdict.num_verified else Kind.CORRECTION
-    kinds = [Kind.ACCEPTED] * verdict.num_accepted + [Kind.GUESSED] * verdict.num_guessed + [own]
-    return kinds[: len(verdict.token_ids)]
+    kinds = [Kind.ACCEPTED] * verdict.num_accepted + [Kind.GUESSED] * verdict.num_guessed
+    return [*kinds, *[own] * len(verdict.token_ids)][: len(verdict.token_ids)]
+
+
+def _no_usage(num_prompt: int) -> Usage:
+    return Usage(num_prompt, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+def _counted(verdict: Verdict) -> Usage:
+    """What a verdict alone says of its session's usage."""
+    return replace(
+        _no_usage(0),
+        num_emitted=len(verdict.token_ids),
+        num_steps=1,
+        num_drafted=verdict.num_verified,
+        num_verified=verdict.num_verified,
+        num_accepted=verdict.num_accepted,
+        num_rejected=verdict.num_verified - verdict.num_accepted,
+        num_guessed=verdict.num_guessed,
+    )
+
+
+def _sum(a: Usage, b: Usage) -> Usage:
+    counts = {name: value + getattr(b, name) for name, value in vars(a).items() if name != "seed"}
+    return Usage(**counts, seed=a.seed if a.seed is not None else b.seed)
 
 
 def _raise_failure(tasks: list[asyncio.Task[None]]) -> None:

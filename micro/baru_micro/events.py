@@ -1,4 +1,7 @@
-"""What a generation tells its caller, in order: one `Started`, many `Step`s, one `Finish`."""
+"""What a generation tells its caller, in order: one `Started`, many `Step`s, one `Finish`.
+
+While the hub is away there may be steps of provisional ids; afterwards some are `Confirmed`, others `Retracted`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from baru_common.frames import FinishReason, TokenLogprobs, Usage
+
+from .link import LinkState
 
 
 class Provenance(Enum):
@@ -30,6 +35,39 @@ class Kind(Enum):
     """The target's own, after a draft accepted whole."""
     PLAIN = "plain"
     """The target's own, in a step without a draft."""
+    LOCAL = "local"
+    """The node's own, while the hub was away: provisional."""
+
+
+@dataclass(frozen=True)
+class LinkChanged:
+    """The way to the hub has changed, as this generation sees it."""
+
+    state: LinkState
+    hub: str
+    """Address."""
+    reason: str = ""
+    """Why, where that is known."""
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """Provisional ids turned out to be what the target says; nothing that was shown changes."""
+
+    start: int
+    """Output position of the first."""
+    end: int
+
+
+@dataclass(frozen=True)
+class Retracted:
+    """Provisional ids, the last ones that were shown, are withdrawn."""
+
+    start: int
+    """Output position of the first."""
+    ids: tuple[int, ...]
+    text: str
+    """What to take off the end of the text."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +149,8 @@ class Finish:
     tail: str = ""
     """Text held back to the end, of an incomplete character or a stop string that did not come: not in any step's
     delta."""
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    """The target's, of each of `ids`, if the request asks for them."""
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """The target's, of each of `ids`, if the request asks for them; None for a provisional id."""
     stopped_by: int | str | None = None
     """The stop id, end-of-sequence id or stop string that ended the output."""
 
@@ -122,4 +160,4 @@ class Finish:
         return len(self.ids) / self.elapsed_s if self.elapsed_s else 0.0
 
 
-Event = Started | Step | Finish
+Event = Started | LinkChanged | Step | Confirmed | Retracted | Finish

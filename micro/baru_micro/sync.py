@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -12,8 +12,10 @@ from baru_common.drafters import Drafter, TextDrafter
 from baru_common.frames import HubDescription
 from baru_common.sampling import SamplingParams
 
-from .client import MicroNode, Prompt
+from .client import LinkOptions, MicroNode, Prompt
+from .decoding import Reconcile
 from .events import Event
+from .link import Link
 
 _T = TypeVar("_T")
 
@@ -28,13 +30,18 @@ class SyncMicroNode:
     @classmethod
     @contextmanager
     def connect(
-        cls, address: str, *, drafter: Drafter | TextDrafter | str | None = "ngram", timeout_s: float = 5.0
+        cls,
+        hub: str | Sequence[str],
+        *,
+        drafter: Drafter | TextDrafter | str | None = "ngram",
+        timeout_s: float = 5.0,
+        options: LinkOptions | None = None,
     ) -> Iterator[SyncMicroNode]:
         """Connect for the length of the block; as `MicroNode.connect`."""
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="baru-micro", daemon=True)
         thread.start()
-        connection = MicroNode.connect(address, drafter=drafter, timeout_s=timeout_s)
+        connection = MicroNode.connect(hub, drafter=drafter, timeout_s=timeout_s, options=options)
         try:
             node = _run(loop, connection.__aenter__())
             try:
@@ -52,9 +59,16 @@ class SyncMicroNode:
         """What the hub said of itself."""
         return self._node.hub
 
-    def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Event]:
+    @property
+    def link(self) -> Link:
+        """The way to the hub that serves this node."""
+        return self._node.link
+
+    def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, reconcile: Reconcile | None = None
+    ) -> Iterator[Event]:
         """Yield the events of one generation; as `MicroNode.generate`."""
-        events = self._node.generate(prompt, params)
+        events = self._node.generate(prompt, params, reconcile=reconcile)
         try:
             while True:
                 try:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-from bench.virtual import Cell, Link, SlowExecutor, run, simulate
+from bench.virtual import Cell, SlowExecutor, Stream, run, simulate
 
 from baru_common.frames import Draft, Heartbeat, HubFrame, Open
 from baru_common.sampling import SamplingParams
@@ -62,7 +62,7 @@ def test_frames_keep_their_order_and_take_half_a_round_trip() -> None:
 
     async def send_many() -> tuple[list[tuple[float, int]], list[int], float]:
         echo = Echo()
-        link = Link(cast("Verifier", echo), 0.05)
+        link = Stream(cast("Verifier", echo), 0.05)
         link.send(Open((1,), SamplingParams(), b"", b""))
         for i in range(60):
             link.send(Draft(1, i, 1, 0, (3,)))

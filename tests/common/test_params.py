@@ -270,7 +270,7 @@ def test_it_comes_out_as_it_went_in(params: SamplingParams) -> None:
     """Taken apart and put together again, and sent over the wire."""
     assert SamplingParams(**vars(params)) == params
     assert dataclasses.replace(params) == params
-    frame = Open((1,), params, b"", b"", None, 1)
+    frame = Open((1,), params, b"", b"", protocol_revision=1)
     back = wire.decode_request(wire.encode_request(frame))
     assert isinstance(back, Open)
     assert back.params == params

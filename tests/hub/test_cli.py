@@ -13,9 +13,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
-from baru_common import __version__
+from baru.drafting.v1 import drafting_pb2 as pb
+from baru.drafting.v1 import drafting_pb2_grpc
+from baru_common import __version__, discovery, wire
+from baru_common.frames import Open
 from baru_common.sampling import SamplingParams
 from baru_micro import MicroNode, Step
 from support.hubs import generate
@@ -85,6 +89,36 @@ async def test_a_hub_serves_until_it_is_told_to_stop(tmp_path: Path, number: int
         assert b"Traceback" not in err
 
 
+async def test_a_hub_can_be_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it listens, and while it runs; a node connects without its address."""
+    monkeypatch.setattr(discovery, "_interfaces", lambda _library: ["127.0.0.1"])
+    identity = "spiffe://kit/hub/one"
+    async with served(save(_TARGET, tmp_path / "tiny"), "--announce", identity) as (_, address):
+        assert await discovery.find([identity]) == [address]
+        async with MicroNode.connect(f"mdns:{identity}", drafter=None) as node:
+            assert node.hub_address == address
+
+
+async def test_a_hub_does_not_wait_for_nodes_that_are_gone(tmp_path: Path) -> None:
+    """Sessions kept for their return end with it: exit code 0, long before the grace time is over."""
+    params = SamplingParams(max_tokens=50, ignore_eos=True)
+    options = ("--drain-grace-s", "60", "--orphan-grace-s", "600", "--orphan-tokens", "3")
+    async with served(save(_TARGET, tmp_path / "tiny"), *options) as (process, address):
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub: Any = drafting_pb2_grpc.DraftingServiceStub(channel)
+            told = await stub.Describe(pb.DescribeRequest())
+            request = Open(tuple(_PROMPT), params, told.target_fingerprint, told.tokenizer_digest)
+            call = stub.Decode()
+            await call.write(wire.encode_request(request))
+            assert (await call.read()).HasField("opened")
+            call.cancel()
+        process.send_signal(signal.SIGTERM)
+        assert await event(process) == {"event": "draining", "sessions": "1"}
+        assert await asyncio.wait_for(event(process), 10.0) == {"event": "stopped"}
+        await asyncio.wait_for(process.communicate(), _WAIT_S)
+        assert process.returncode == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -98,6 +132,8 @@ async def test_a_hub_serves_until_it_is_told_to_stop(tmp_path: Path, number: int
         (("--dtype", "int3", "--target", "/no"), ("error:", "what to do:")),
         (("--max-sessions", "0"), ("max_sessions is 0, must be at least 1",)),
         (("--max-depth", "-1"), ("max_depth is -1, must be at least 0",)),
+        (("--orphan-grace-s", "-1"), ("orphan_grace_s is -1.0, must be at least 0",)),
+        (("--orphan-tokens", "-1"), ("orphan_tokens is -1, must be at least 0",)),
         (("--max-patience-ms", "-1"), ("max_patience_ms is -1.0, must be at least 0",)),
         (("--max-patience-ms", "nan", "--target", "/no"), ("max_patience_ms is nan",)),
     ],

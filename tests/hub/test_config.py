@@ -9,6 +9,7 @@ import pytest
 
 from baru_common.errors import ConfigError
 from baru_hub.config import HubConfig, split_address
+from baru_hub.orphans import LinkPolicy
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,13 @@ def test_a_port_too_large_is_refused() -> None:
         ("max_patience_ms", math.nan),
         ("max_patience_ms", math.inf),
         ("max_draft_ahead", 7),
+        ("node_silence_s", 0.4),
+        ("node_silence_s", math.inf),
+        ("slow_reader_s", 0.4),
+        ("orphan_grace_s", -1.0),
+        ("orphan_grace_s", math.nan),
+        ("orphan_tokens", -1),
+        ("orphan_mb", -1),
     ],
 )
 def test_a_value_out_of_range_is_named(name: str, value: float) -> None:
@@ -80,12 +88,21 @@ def test_a_value_out_of_range_is_named(name: str, value: float) -> None:
         {"max_sessions": 1, "max_depth": 0, "max_draft_ahead": 0, "max_prefill": 1, "max_patience_ms": 0.0},
         {"max_depth": 16, "max_draft_ahead": 16},
         {"drain_grace_s": 0.0},
+        {"node_silence_s": 0.5, "slow_reader_s": 0.5},
+        {"orphan_grace_s": 0.0, "orphan_tokens": 0, "orphan_mb": 0},
     ],
 )
 def test_the_ends_of_each_range_are_fine(values: dict[str, float]) -> None:
     """Drafting off, no patience, one session: all of them are of use."""
     config = HubConfig(**values)  # type: ignore[arg-type]
     assert {name: getattr(config, name) for name in values} == values
+
+
+def test_what_is_made_of_broken_links_is_told_in_one() -> None:
+    """Each setting arrives where it belongs; megabytes are of 2^20 bytes."""
+    config = HubConfig(node_silence_s=1.0, slow_reader_s=2.0, orphan_grace_s=3.0, orphan_tokens=4, orphan_mb=5)
+    assert config.link == LinkPolicy(1.0, 2.0, 3.0, 4, 5 << 20)
+    assert HubConfig().link == LinkPolicy()
 
 
 def test_settings_do_not_change_once_checked() -> None:

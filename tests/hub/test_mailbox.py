@@ -236,3 +236,46 @@ def test_one_wrong_id_in_the_overtaken_part_voids_the_chain() -> None:
     mailbox.put(Draft(1, 1, 2, 0, (4, 6, 7, 8)), 2)
     assert list(mailbox.usable([0, 1, 5])) == []
     assert list(mailbox.usable([0, 1, 5, 6])) == []
+
+
+# -- what a node decoded by itself
+
+
+def test_another_stream_begins_anew() -> None:
+    """Chains count from 1 again; what was counted stays."""
+    mailbox = Mailbox(100, 4)
+    mailbox.put(Draft(1, 7, 2, 0, (5, 6)), 2)
+    mailbox.put(Draft(1, 6, 2, 0, (5,)), 2)
+    mailbox.restart(2)
+    assert list(mailbox.usable([1, 2])) == []
+    mailbox.put(Draft(2, 1, 2, 0, (8,)), 2)
+    assert list(mailbox.usable([1, 2])) == [8]
+    assert (mailbox.num_drafted, mailbox.num_stale_frames) == (3, 1)
+
+
+@pytest.mark.parametrize("num_overtaken", range(8))
+def test_provisional_ids_are_counted_down(num_overtaken: int) -> None:
+    """They begin chain 1, may be more than is drafted ahead, and what follows them is a draft like any other."""
+    ids = [10, 11, 12, 13, 14]
+    probs = tuple(SparseProbs.of([(token, 1.0)]) for token in (20, 21))
+    mailbox = Mailbox(100, 4)
+    mailbox.restart(2, ids)
+    committed = [1, 2, *ids, 20, 21][: 2 + num_overtaken]
+    if num_overtaken >= 3:
+        mailbox.put(Draft(1, 1, 2, 5, (20, 21), probs), len(committed))
+    whole = [*ids, 20, 21] if num_overtaken >= 3 else ids
+    assert list(mailbox.usable(committed)) == whole[num_overtaken:]
+    assert mailbox.num_provisional == max(5 - num_overtaken, 0)
+    assert mailbox.draft_probs(2) == (() if num_overtaken < 5 else probs[num_overtaken - 5 :])
+
+
+def test_a_provisional_id_that_is_contradicted_voids_them_all() -> None:
+    """What follows was decoded past an id that does not stand; the next chain is welcome."""
+    mailbox = Mailbox(100, 4)
+    mailbox.restart(1, [10, 11, 12])
+    assert list(mailbox.usable([1, 10, 99])) == []
+    assert mailbox.num_provisional == 0
+    mailbox.put(Draft(1, 1, 1, 3, (13,)), 3)
+    assert list(mailbox.usable([1, 10, 99])) == []
+    mailbox.put(Draft(1, 2, 3, 0, (50,)), 3)
+    assert list(mailbox.usable([1, 10, 99])) == [50]

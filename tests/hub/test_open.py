@@ -20,8 +20,8 @@ from baru_common.errors import (
 from baru_common.frames import PROTOCOL_REVISION, DrafterInfo, Limits, Open
 from baru_common.sampling import Grammar, SamplingParams
 from baru_common.tokens import Tokenizer
+from baru_hub.admission import check_open
 from baru_hub.engines import EngineSpec
-from baru_hub.verifier import check_open
 from support.tiny import tiny_bundle
 
 _BUNDLE = tiny_bundle()

@@ -20,7 +20,7 @@ from baru_hub.engines.transformers import TransformersEngine
 from baru_hub.ragged_batch import RaggedBatch
 from baru_hub.server import SERVICE, Hub, running_hub
 from baru_hub.verifier import LiveSession
-from baru_micro import Event, Finish, FinishReason, MicroNode, Step
+from baru_micro import Event, Fallback, Finish, FinishReason, LinkOptions, MicroNode, Step
 from support.hubs import LOOPBACK, hub_of
 from support.lockstep import Lockstep
 from support.tiny import plain_greedy, tiny_target, twin
@@ -28,6 +28,7 @@ from support.tiny import plain_greedy, tiny_target, twin
 _WAIT_S = 10.0
 _PROMPT = [1, 5, 9]
 _TARGET = tiny_target()
+_NO_FALLBACK = LinkOptions(fallback=Fallback.FAIL)
 
 
 class GatedEngine(TransformersEngine):
@@ -44,7 +45,7 @@ class GatedEngine(TransformersEngine):
 
 
 async def run(address: str, max_tokens: int = 8) -> Finish:
-    async with MicroNode.connect(address, drafter=None) as node:
+    async with MicroNode.connect(address, drafter=None, options=_NO_FALLBACK) as node:
         async for event in node.generate(_PROMPT, SamplingParams(max_tokens=max_tokens, ignore_eos=True)):
             if isinstance(event, Finish):
                 return event
@@ -180,7 +181,7 @@ async def test_a_hub_stops_while_its_sessions_wait_for_drafts() -> None:
     hub_context = running_hub(TransformersEngine(twin(_TARGET), kv_cache_mb=64), LOOPBACK, scheduler=Lockstep())
     hub = await hub_context.__aenter__()
     events: list[Event] = []
-    async with MicroNode.connect(hub.address, drafter="ngram") as node:
+    async with MicroNode.connect(hub.address, drafter="ngram", options=_NO_FALLBACK) as node:
         generation = node.generate(_PROMPT, SamplingParams(max_tokens=400, ignore_eos=True))
         while not any(isinstance(event, Step) for event in events):
             events.append(await anext(generation))

@@ -16,12 +16,23 @@ from baru.drafting.v1 import drafting_pb2_grpc
 from baru_common import errors, wire
 from baru_common.channel_options import CLIENT_OPTIONS, MAX_MESSAGE_BYTES
 from baru_common.errors import BaruError
-from baru_common.frames import Cancel, Draft, DrafterInfo, FinishReason, Heartbeat, NodeFrame, Open, Verdict
+from baru_common.frames import (
+    Cancel,
+    Draft,
+    DrafterInfo,
+    FinishReason,
+    Heartbeat,
+    NodeFrame,
+    Open,
+    Opened,
+    Resume,
+    Verdict,
+)
 from baru_common.sampling import SamplingParams
 from baru_hub import servicer
 from baru_hub.server import Hub
 from support.hubs import hub_of
-from support.lockstep import free_running
+from support.lockstep import Lockstep, free_running
 from support.tiny import plain_greedy, tiny_target
 
 _WAIT_S = 10.0
@@ -33,6 +44,7 @@ _OPEN = Open(
     target_fingerprint=_TARGET.fingerprint,
     tokenizer_digest=_TARGET.bundle.digest,
 )
+_LONG = replace(_OPEN, params=SamplingParams(max_tokens=60, ignore_eos=True))
 _ENDLESS = replace(_OPEN, params=SamplingParams(ignore_eos=True), drafter=DrafterInfo("test"))
 """Runs as long as the context lasts, and waits for a draft in each step: a patient hub hardly gets on with it."""
 
@@ -71,14 +83,17 @@ async def error_of(call: Call) -> tuple[grpc.StatusCode, BaruError]:
     return caught.value.code(), wire.from_rpc_error(caught.value)
 
 
-async def gone(hub: Hub) -> None:
-    """Wait until no session is left."""
-
+async def until(holds: Callable[[], bool]) -> None:
     async def poll() -> None:
-        while hub.verifier.num_sessions:  # noqa: ASYNC110
+        while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
     await asyncio.wait_for(poll(), _WAIT_S)
+
+
+async def gone(hub: Hub) -> None:
+    """Wait until no session is left."""
+    await until(lambda: not hub.verifier.num_sessions)
 
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -172,14 +187,109 @@ def _close(call: Call, channel: grpc.aio.Channel) -> Any:
 async def test_a_client_that_disappears_leaves_nothing(
     disappear: Callable[[Call, grpc.aio.Channel], Any], num_read: int
 ) -> None:
-    """Before the first answer, after it, in mid-stream: no session stays."""
-    async with connected(scheduler=free_running()) as (hub, channel):
+    """Before the first answer, after it, in mid-stream: no session stays, where none is kept for its return."""
+    async with connected(scheduler=free_running(), orphan_grace_s=0) as (hub, channel):
         call = decode(channel, _ENDLESS)
         for _ in range(num_read):
             await call.read()
         if (waiting := disappear(call, channel)) is not None:
             await waiting
         await gone(hub)
+
+
+async def opened_by(call: Any) -> pb.Opened:
+    return (await anext(aiter(call))).opened  # type: ignore[no-any-return]
+
+
+def resumed(told: pb.Opened, ids: Sequence[int], **changes: Any) -> Open:
+    ticket = Resume(told.session_id, told.session_key, told.epoch, tuple(ids))
+    return replace(_LONG, resume=replace(ticket, **changes))
+
+
+@pytest.mark.parametrize("disappear", [_cancel, _close])
+async def test_a_broken_stream_is_resumed_over_another_connection(
+    disappear: Callable[[Call, grpc.aio.Channel], Any],
+) -> None:
+    """The session was kept; what it decided meanwhile comes at once, and the rest of the output after it."""
+    async with connected(scheduler=free_running()) as (hub, channel):
+        async with grpc.aio.insecure_channel(hub.address, options=CLIENT_OPTIONS) as first:
+            call: Any = decode(first, _LONG)
+            told = await opened_by(call)
+            ids = list((await anext(aiter(call))).verdict.token_ids)
+            if (waiting := disappear(call, first)) is not None:
+                await waiting
+        await until(lambda: hub.verifier.num_orphans == 1)
+        frames = [wire.decode_response(m) async for m in decode(channel, resumed(told, ids))]
+        opened = frames[0]
+        assert isinstance(opened, Opened)
+        assert (opened.session_id, opened.epoch, opened.num_committed) == (told.session_id, 2, 3 + len(ids))
+        assert (opened.session_key, opened.continued) == (told.session_key, True)
+        ids += [t for f in frames if isinstance(f, Verdict) for t in f.token_ids]
+        assert ids == plain_greedy(_TARGET, [1, 5, 9], 60)
+        await gone(hub)
+
+
+async def test_who_may_not_resume_is_told_by_status() -> None:
+    """PERMISSION_DENIED for a wrong key; the stream that another one took the place of: FAILED_PRECONDITION."""
+    async with connected(scheduler=Lockstep(patience_s=4 * _WAIT_S)) as (hub, channel):
+        call: Any = decode(channel, _ENDLESS)
+        told = await opened_by(call)
+        code, error = await error_of(decode(channel, resumed(told, (), session_key=b"x" * 32)))
+        assert (code, type(error)) == (grpc.StatusCode.PERMISSION_DENIED, errors.PermissionDenied)
+        later = decode(channel, replace(_ENDLESS, resume=resumed(told, ()).resume), Heartbeat(1, 1))
+        code, error = await error_of(call)
+        assert (code, type(error)) == (PRECONDITION, errors.Superseded)
+        assert (await opened_by(later)).epoch == 2
+        assert (await anext(aiter(later))).heartbeat.sequence == 1
+        code, error = await error_of(decode(channel, replace(_ENDLESS, resume=resumed(told, ()).resume)))
+        assert (code, type(error)) == (PRECONDITION, errors.Superseded)
+        assert hub.verifier.num_sessions == 1
+
+
+async def test_a_silent_node_is_taken_for_gone() -> None:
+    """Though its connection is fine: its stream ends, and the session is kept for its return."""
+    async with connected(scheduler=Lockstep(patience_s=4 * _WAIT_S), node_silence_s=0.5) as (hub, channel):
+        code, error = await error_of(decode(channel, _ENDLESS, Heartbeat(1, 1)))
+        assert (code, type(error)) == (grpc.StatusCode.DEADLINE_EXCEEDED, errors.HubTimeout)
+        assert "nothing comes" in error.message
+        assert hub.verifier.num_orphans == 1
+
+
+async def test_a_node_that_does_not_read_costs_no_memory() -> None:
+    """Its session is paused once the transport takes no more, others go on, and in the end it is taken for gone."""
+    narrow = (*CLIENT_OPTIONS, ("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 14))
+    params = SamplingParams(ignore_eos=True, logprobs=20)
+    async with connected(scheduler=free_running(), slow_reader_s=0.5, orphan_tokens=0) as (hub, channel):
+        async with grpc.aio.insecure_channel(hub.address, options=narrow) as other:
+            call = decode(other, replace(_OPEN, params=params))
+            await until(lambda: hub.verifier.num_orphans == 1)
+            (resident,) = hub.verifier._residents.values()
+            num_committed = len(resident.state.committed)
+            assert num_committed < _TARGET.context_limit
+            assert [t async for r in decode(channel, _OPEN) for t in r.verdict.token_ids]
+            assert len(resident.state.committed) == num_committed
+            code, error = await error_of(call)
+        assert (code, type(error)) == (grpc.StatusCode.DEADLINE_EXCEEDED, errors.HubTimeout)
+        assert "unread" in error.message
+
+
+async def test_a_drain_is_told() -> None:
+    """With the time that is left; a cancelled session needs none of it."""
+    async with connected(scheduler=Lockstep(patience_s=4 * _WAIT_S)) as (hub, channel):
+        calls: list[Any] = [decode(channel, _ENDLESS), decode(channel, _ENDLESS)]
+        for call in calls:
+            await opened_by(call)
+        calls[1].cancel()
+        await until(lambda: hub.verifier.num_orphans == 1)
+        draining = asyncio.create_task(hub.drain(1.5))
+        assert (await anext(aiter(calls[0]))).drain.grace_ms == 1500
+        await until(lambda: hub.verifier.num_sessions == 1)
+        code, error = await error_of(decode(channel, _OPEN))
+        assert (code, type(error)) == (grpc.StatusCode.UNAVAILABLE, errors.HubUnavailable)
+        await asyncio.wait_for(draining, _WAIT_S)
+        hub.verifier.dismiss()
+        code, error = await error_of(calls[0])
+        assert (code, type(error)) == (grpc.StatusCode.UNAVAILABLE, errors.HubUnavailable)
 
 
 async def test_cancel_ends_well_and_heartbeats_come_back() -> None:
@@ -202,7 +312,7 @@ async def test_a_client_that_has_said_all_is_still_answered() -> None:
 
 async def test_a_full_hub_tells_the_client_when_to_come_back() -> None:
     """RESOURCE_EXHAUSTED with RetryInfo; who runs is not disturbed, and room is room as soon as there is some."""
-    async with connected(max_sessions=1, scheduler=free_running()) as (hub, channel):
+    async with connected(max_sessions=1, scheduler=free_running(), orphan_grace_s=0) as (hub, channel):
         first: Any = decode(channel, _ENDLESS)
         assert (await first.read()).HasField("opened")
         code, error = await error_of(decode(channel, _OPEN))

@@ -73,7 +73,7 @@ async def soak(duration_s: float, seed: int) -> Counter[str]:
     answers = [plain_greedy(target, prompt, NUM_TOKENS) for prompt in PROMPTS]
     engine = TransformersEngine(twin(target), kv_cache_mb=8)
     seen: Counter[str] = Counter()
-    async with hub_of(engine, scheduler=free_running(), max_sessions=64) as hub:
+    async with hub_of(engine, scheduler=free_running(), max_sessions=64, orphan_grace_s=0.0) as hub:
         until_s = asyncio.get_running_loop().time() + duration_s
         clients = [client(hub.address, answers, seed * 1000 + i, until_s, seen) for i in range(NUM_CLIENTS)]
         await asyncio.gather(*clients)

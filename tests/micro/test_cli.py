@@ -18,8 +18,8 @@ from baru_common import __version__
 from baru_common.frames import HubDescription
 from baru_common.tokens import TextStream, Tokenizer
 from baru_hub.verifier import Verifier
-from baru_micro import Kind, Piece
-from baru_micro.cli import _show
+from baru_micro import Kind, Piece, Provenance, Step, StepStats
+from baru_micro.reader import Reader
 from support.hubs import hub_of
 from support.tiny import plain_greedy, tiny_target
 
@@ -88,7 +88,8 @@ def test_each_kind_has_its_colour(kind: Kind, colour: str) -> None:
     """And escape sequences within the text lose their power."""
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, color_system="standard", highlight=False, soft_wrap=True)
-    _show(console, (Piece(5, "a\x1b[2Jb\r[red]\x9b1m\n", kind),))
+    piece = Piece(5, "a\x1b[2Jb\r[red]\x9b1m\n", kind)
+    Reader(keeps=False, out=console).take(Step(0, (piece,), Provenance.VERIFIED, StepStats(0, 0, None)))
     before, found, after = shown.getvalue().partition("a\ufffd[2Jb\ufffd[red]\ufffd1m")
     assert found
     assert _COLOURS.findall(before) == [colour]
@@ -207,7 +208,7 @@ async def test_what_a_hub_says_drives_no_terminal(monkeypatch: pytest.MonkeyPatc
         return replace(describe(self), target_name="a\x1b[2Jb\r[/red]", target_fingerprint=b"\x1b]0;x\x07" * 4)
 
     monkeypatch.setattr(Verifier, "describe", described)
-    monkeypatch.setattr("baru_hub.verifier.TargetMismatch", lambda *_, **__: _escaping())
+    monkeypatch.setattr("baru_hub.admission.TargetMismatch", lambda *_, **__: _escaping())
     async with hub_of(_TARGET) as hub:
         _, out, err = await cli(*command, "--hub", hub.address, FORCE_COLOR="1", TERM="xterm")
     assert "Traceback" not in err

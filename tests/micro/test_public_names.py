@@ -8,15 +8,23 @@ import baru_micro
 
 _NAMES = [
     "BaruError",
+    "Confirmed",
     "Event",
+    "FailBack",
+    "Fallback",
     "Finish",
     "FinishReason",
     "Grammar",
     "HubDescription",
     "Kind",
+    "LinkChanged",
+    "LinkOptions",
+    "LinkState",
     "MicroNode",
     "Piece",
     "Provenance",
+    "Reconcile",
+    "Retracted",
     "SamplingMode",
     "SamplingParams",
     "Span",
@@ -24,6 +32,7 @@ _NAMES = [
     "Step",
     "StepStats",
     "SyncMicroNode",
+    "Timers",
     "TokenLogprobs",
     "Usage",
     "load_drafter",
@@ -46,6 +55,9 @@ def test_both_nodes_have_the_same_calls() -> None:
 
 def test_the_values_on_paper_stay() -> None:
     """They stand in JSON output and in logs."""
-    assert [kind.value for kind in baru_micro.Kind] == ["accepted", "guessed", "correction", "bonus", "plain"]
+    assert [kind.value for kind in baru_micro.Kind] == ["accepted", "guessed", "correction", "bonus", "plain", "local"]
     assert [provenance.value for provenance in baru_micro.Provenance] == ["verified", "provisional"]
+    assert [state.value for state in baru_micro.LinkState] == ["connecting", "up", "suspect", "down", "draining"]
+    assert [fallback.value for fallback in baru_micro.Fallback] == ["local", "wait", "fail"]
+    assert [reconcile.value for reconcile in baru_micro.Reconcile] == ["rewrite", "keep"]
     assert [reason.value for reason in baru_micro.FinishReason] == ["stop", "length", "cancelled"]

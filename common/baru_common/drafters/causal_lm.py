@@ -43,6 +43,10 @@ class CausalLmDrafter:
     def vocabulary(self) -> Vocabulary:
         return self.loaded.vocabulary
 
+    def decoder(self, sampling: SamplingContext) -> CausalLmStream:
+        """Begin a text of the model's own: ids are never withheld for being unsure."""
+        return CausalLmStream(self.loaded, Sampler(sampling, self.loaded.model.device))
+
     def start(self, sampling: SamplingContext | None = None) -> CausalLmStream:
         loaded = self.loaded
         if sampling is None:

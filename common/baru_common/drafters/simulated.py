@@ -55,6 +55,10 @@ class SimulatedDrafter:
     def start(self, sampling: SamplingContext | None = None) -> SimulatedDrafter:  # noqa: ARG002
         return self
 
+    def decoder(self, sampling: SamplingContext) -> SimulatedDrafter:  # noqa: ARG002
+        """Decode as it drafts: wrong now and then."""
+        return self
+
     def propose(self, ids: Sequence[int], num_committed: int, max_tokens: int) -> Proposal:  # noqa: ARG002
         """See `DraftStream`."""
         if self.token_ms:

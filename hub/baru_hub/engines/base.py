@@ -40,6 +40,8 @@ class Allocation:
     """Handle, for `Feed` and `free`."""
     num_cached: int
     """Leading prompt ids that are in its cache already, because an earlier sequence had the same ones."""
+    num_bytes: int = 0
+    """Memory that is reserved for it."""
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,7 @@ class TransformersEngine:
             needed_mb = -(-PAGE_SIZE * bytes_per_id >> 20)
             raise ConfigError(f"a KV cache of {kv_cache_mb} MB holds no page, at least {needed_mb} MB are needed")
         self._pool = PagePool(num_pages, PAGE_SIZE)
+        self._page_bytes = PAGE_SIZE * bytes_per_id
         self._cache = PagedCache(shape, num_pages, PAGE_SIZE, dtype=dtype, device=self._device)
         self._row_floor = row_floor(loaded.model)
         self._drafter: HubDrafter | None = None
@@ -139,7 +140,7 @@ class TransformersEngine:
         sequence = _Sequence(pages, identity, list(prompt_ids[:num_cached]), len(shared), sampler, States())
         handle = next(self._handles)
         self._sequences[handle] = sequence
-        return Allocation(handle, num_cached)
+        return Allocation(handle, num_cached, len(pages) * self._page_bytes)
 
     def free(self, sequence: int) -> None:
         """See `Engine.free`. Published pages stay until their room is needed."""

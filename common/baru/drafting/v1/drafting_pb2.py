@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x62\x61ru/drafting/v1/drafting.proto\x12\x10\x62\x61ru.drafting.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xa3\x02\n\x10\x44\x65scribeResponse\x12\x19\n\x11protocol_revision\x18\x01 \x01(\r\x12\x13\n\x0bhub_version\x18\x02 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x03 \x01(\t\x12\x13\n\x0btarget_name\x18\x04 \x01(\t\x12\x1a\n\x12target_fingerprint\x18\x05 \x01(\x0c\x12\x18\n\x10tokenizer_digest\x18\x06 \x01(\x0c\x12\x19\n\x11vocabulary_digest\x18\x07 \x01(\x0c\x12\x17\n\x0fvocabulary_size\x18\x08 \x01(\r\x12\x0f\n\x07\x65os_ids\x18\t \x03(\r\x12\x15\n\rcontext_limit\x18\n \x01(\r\x12(\n\x06limits\x18\x0b \x01(\x0b\x32\x18.baru.drafting.v1.Limits\"m\n\x06Limits\x12\x14\n\x0cmax_sessions\x18\x01 \x01(\r\x12\x19\n\x11max_prompt_tokens\x18\x02 \x01(\r\x12\x17\n\x0fmax_draft_ahead\x18\x03 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x04 \x01(\r\"1\n\x15\x46\x65tchTokenizerRequest\x12\x18\n\x10tokenizer_digest\x18\x01 \x01(\x0c\"<\n\x16\x46\x65tchTokenizerResponse\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\"\xc8\x01\n\rDecodeRequest\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.baru.drafting.v1.OpenH\x00\x12(\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x17.baru.drafting.v1.DraftH\x00\x12*\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x18.baru.drafting.v1.CancelH\x00\x12\x30\n\theartbeat\x18\x04 \x01(\x0b\x32\x1b.baru.drafting.v1.HeartbeatH\x00\x42\x07\n\x05\x66rame\"\xd5\x01\n\x0e\x44\x65\x63odeResponse\x12*\n\x06opened\x18\x01 \x01(\x0b\x32\x18.baru.drafting.v1.OpenedH\x00\x12,\n\x07verdict\x18\x02 \x01(\x0b\x32\x19.baru.drafting.v1.VerdictH\x00\x12\x30\n\theartbeat\x18\x03 \x01(\x0b\x32\x1b.baru.drafting.v1.HeartbeatH\x00\x12.\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x1a.baru.drafting.v1.FinishedH\x00\x42\x07\n\x05\x66rame\"\xcd\x01\n\x04Open\x12\x19\n\x11protocol_revision\x18\x01 \x01(\r\x12\x1a\n\x12target_fingerprint\x18\x02 \x01(\x0c\x12\x18\n\x10tokenizer_digest\x18\x03 \x01(\x0c\x12\x12\n\nprompt_ids\x18\x04 \x03(\r\x12\x30\n\x06params\x18\x05 \x01(\x0b\x32 .baru.drafting.v1.SamplingParams\x12.\n\x07\x64rafter\x18\x06 \x01(\x0b\x32\x1d.baru.drafting.v1.DrafterInfo\"8\n\x0b\x44rafterInfo\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12\x19\n\x11vocabulary_digest\x18\x02 \x01(\x0c\"\xff\x04\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\x11\n\x04seed\x18\x03 \x01(\x04H\x01\x88\x01\x01\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x12\x10\n\x08stop_ids\x18\x05 \x03(\r\x12\r\n\x05top_k\x18\x06 \x01(\r\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x02\x88\x01\x01\x12\r\n\x05min_p\x18\x08 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x01H\x03\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\n \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x0b \x01(\x01\x12/\n\nlogit_bias\x18\x0c \x03(\x0b\x32\x1b.baru.drafting.v1.LogitBias\x12\x12\n\nbanned_ids\x18\r \x03(\r\x12\x13\n\x0b\x61llowed_ids\x18\x0e \x03(\r\x12\x12\n\nforced_ids\x18\x0f \x03(\r\x12\x12\n\nmin_tokens\x18\x10 \x01(\r\x12\x14\n\x0cstop_strings\x18\x11 \x03(\t\x12\x15\n\x08logprobs\x18\x12 \x01(\rH\x04\x88\x01\x01\x12\x35\n\rsampling_mode\x18\x13 \x01(\x0e\x32\x1e.baru.drafting.v1.SamplingMode\x12\x15\n\rverify_blocks\x18\x14 \x01(\x08\x12/\n\x07grammar\x18\x15 \x01(\x0b\x32\x19.baru.drafting.v1.GrammarH\x05\x88\x01\x01\x42\r\n\x0b_max_tokensB\x07\n\x05_seedB\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\n\n\x08_grammar\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"D\n\x07Grammar\x12+\n\x04kind\x18\x01 \x01(\x0e\x32\x1d.baru.drafting.v1.GrammarKind\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x8d\x01\n\x05\x44raft\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x10\n\x08\x63hain_id\x18\x02 \x01(\r\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\r\x12\x0e\n\x06offset\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x32\n\x0b\x64raft_probs\x18\n \x03(\x0b\x32\x1d.baru.drafting.v1.SparseProbs\"1\n\x0bSparseProbs\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07weights\x18\x02 \x01(\x0c\"\x08\n\x06\x43\x61ncel\".\n\tHeartbeat\x12\x10\n\x08sequence\x18\x01 \x01(\r\x12\x0f\n\x07sent_ns\x18\x02 \x01(\x06\"[\n\x06Opened\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x15\n\rnum_committed\x18\x03 \x01(\r\x12\x17\n\x0fmax_draft_ahead\x18\x04 \x01(\r\"\xd3\x01\n\x07Verdict\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0c\n\x04\x62\x61se\x18\x02 \x01(\r\x12\x14\n\x0cnum_verified\x18\x03 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x10\n\x08\x63hain_id\x18\x06 \x01(\r\x12\x12\n\ndepth_hint\x18\x07 \x01(\r\x12\x13\n\x0bnum_guessed\x18\x08 \x01(\r\x12\x31\n\x08logprobs\x18\n \x03(\x0b\x32\x1f.baru.drafting.v1.TokenLogprobs\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"b\n\x08\x46inished\x12.\n\x06reason\x18\x01 \x01(\x0e\x32\x1e.baru.drafting.v1.FinishReason\x12&\n\x05usage\x18\x02 \x01(\x0b\x32\x17.baru.drafting.v1.Usage\"\xfc\x01\n\x05Usage\x12\x12\n\nnum_prompt\x18\x01 \x01(\r\x12\x13\n\x0bnum_emitted\x18\x02 \x01(\r\x12\x11\n\tnum_steps\x18\x03 \x01(\r\x12\x13\n\x0bnum_drafted\x18\x04 \x01(\r\x12\x14\n\x0cnum_verified\x18\x05 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x06 \x01(\r\x12\x14\n\x0cnum_rejected\x18\x07 \x01(\r\x12\x15\n\rnum_discarded\x18\x08 \x01(\r\x12\x18\n\x10num_stale_frames\x18\t \x01(\r\x12\x13\n\x0bnum_guessed\x18\x0b \x01(\r\x12\x11\n\x04seed\x18\n \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_seed*e\n\x0cSamplingMode\x12\x1d\n\x19SAMPLING_MODE_UNSPECIFIED\x10\x00\x12\x19\n\x15SAMPLING_MODE_COUPLED\x10\x01\x12\x1b\n\x17SAMPLING_MODE_REJECTION\x10\x02*x\n\x0bGrammarKind\x12\x1c\n\x18GRAMMAR_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18GRAMMAR_KIND_JSON_SCHEMA\x10\x01\x12\x16\n\x12GRAMMAR_KIND_REGEX\x10\x02\x12\x15\n\x11GRAMMAR_KIND_LARK\x10\x03*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x32\x9c\x02\n\x0f\x44raftingService\x12Q\n\x08\x44\x65scribe\x12!.baru.drafting.v1.DescribeRequest\x1a\".baru.drafting.v1.DescribeResponse\x12\x65\n\x0e\x46\x65tchTokenizer\x12\'.baru.drafting.v1.FetchTokenizerRequest\x1a(.baru.drafting.v1.FetchTokenizerResponse0\x01\x12O\n\x06\x44\x65\x63ode\x12\x1f.baru.drafting.v1.DecodeRequest\x1a .baru.drafting.v1.DecodeResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x62\x61ru/drafting/v1/drafting.proto\x12\x10\x62\x61ru.drafting.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xa3\x02\n\x10\x44\x65scribeResponse\x12\x19\n\x11protocol_revision\x18\x01 \x01(\r\x12\x13\n\x0bhub_version\x18\x02 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x03 \x01(\t\x12\x13\n\x0btarget_name\x18\x04 \x01(\t\x12\x1a\n\x12target_fingerprint\x18\x05 \x01(\x0c\x12\x18\n\x10tokenizer_digest\x18\x06 \x01(\x0c\x12\x19\n\x11vocabulary_digest\x18\x07 \x01(\x0c\x12\x17\n\x0fvocabulary_size\x18\x08 \x01(\r\x12\x0f\n\x07\x65os_ids\x18\t \x03(\r\x12\x15\n\rcontext_limit\x18\n \x01(\r\x12(\n\x06limits\x18\x0b \x01(\x0b\x32\x18.baru.drafting.v1.Limits\"m\n\x06Limits\x12\x14\n\x0cmax_sessions\x18\x01 \x01(\r\x12\x19\n\x11max_prompt_tokens\x18\x02 \x01(\r\x12\x17\n\x0fmax_draft_ahead\x18\x03 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x04 \x01(\r\"1\n\x15\x46\x65tchTokenizerRequest\x12\x18\n\x10tokenizer_digest\x18\x01 \x01(\x0c\"<\n\x16\x46\x65tchTokenizerResponse\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\"\xc8\x01\n\rDecodeRequest\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.baru.drafting.v1.OpenH\x00\x12(\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x17.baru.drafting.v1.DraftH\x00\x12*\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x18.baru.drafting.v1.CancelH\x00\x12\x30\n\theartbeat\x18\x04 \x01(\x0b\x32\x1b.baru.drafting.v1.HeartbeatH\x00\x42\x07\n\x05\x66rame\"\xff\x01\n\x0e\x44\x65\x63odeResponse\x12*\n\x06opened\x18\x01 \x01(\x0b\x32\x18.baru.drafting.v1.OpenedH\x00\x12,\n\x07verdict\x18\x02 \x01(\x0b\x32\x19.baru.drafting.v1.VerdictH\x00\x12\x30\n\theartbeat\x18\x03 \x01(\x0b\x32\x1b.baru.drafting.v1.HeartbeatH\x00\x12.\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x1a.baru.drafting.v1.FinishedH\x00\x12(\n\x05\x64rain\x18\n \x01(\x0b\x32\x17.baru.drafting.v1.DrainH\x00\x42\x07\n\x05\x66rame\"\xf7\x01\n\x04Open\x12\x19\n\x11protocol_revision\x18\x01 \x01(\r\x12\x1a\n\x12target_fingerprint\x18\x02 \x01(\x0c\x12\x18\n\x10tokenizer_digest\x18\x03 \x01(\x0c\x12\x12\n\nprompt_ids\x18\x04 \x03(\r\x12\x30\n\x06params\x18\x05 \x01(\x0b\x32 .baru.drafting.v1.SamplingParams\x12.\n\x07\x64rafter\x18\x06 \x01(\x0b\x32\x1d.baru.drafting.v1.DrafterInfo\x12(\n\x06resume\x18\x14 \x01(\x0b\x32\x18.baru.drafting.v1.Resume\"m\n\x06Resume\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bsession_key\x18\x02 \x01(\x0c\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x12\n\noutput_ids\x18\x04 \x03(\r\x12\x17\n\x0fprovisional_ids\x18\x05 \x03(\r\"8\n\x0b\x44rafterInfo\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12\x19\n\x11vocabulary_digest\x18\x02 \x01(\x0c\"\xff\x04\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\x11\n\x04seed\x18\x03 \x01(\x04H\x01\x88\x01\x01\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x12\x10\n\x08stop_ids\x18\x05 \x03(\r\x12\r\n\x05top_k\x18\x06 \x01(\r\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x02\x88\x01\x01\x12\r\n\x05min_p\x18\x08 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x01H\x03\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\n \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x0b \x01(\x01\x12/\n\nlogit_bias\x18\x0c \x03(\x0b\x32\x1b.baru.drafting.v1.LogitBias\x12\x12\n\nbanned_ids\x18\r \x03(\r\x12\x13\n\x0b\x61llowed_ids\x18\x0e \x03(\r\x12\x12\n\nforced_ids\x18\x0f \x03(\r\x12\x12\n\nmin_tokens\x18\x10 \x01(\r\x12\x14\n\x0cstop_strings\x18\x11 \x03(\t\x12\x15\n\x08logprobs\x18\x12 \x01(\rH\x04\x88\x01\x01\x12\x35\n\rsampling_mode\x18\x13 \x01(\x0e\x32\x1e.baru.drafting.v1.SamplingMode\x12\x15\n\rverify_blocks\x18\x14 \x01(\x08\x12/\n\x07grammar\x18\x15 \x01(\x0b\x32\x19.baru.drafting.v1.GrammarH\x05\x88\x01\x01\x42\r\n\x0b_max_tokensB\x07\n\x05_seedB\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\n\n\x08_grammar\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"D\n\x07Grammar\x12+\n\x04kind\x18\x01 \x01(\x0e\x32\x1d.baru.drafting.v1.GrammarKind\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x8d\x01\n\x05\x44raft\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x10\n\x08\x63hain_id\x18\x02 \x01(\r\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\r\x12\x0e\n\x06offset\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x32\n\x0b\x64raft_probs\x18\n \x03(\x0b\x32\x1d.baru.drafting.v1.SparseProbs\"1\n\x0bSparseProbs\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07weights\x18\x02 \x01(\x0c\"\x08\n\x06\x43\x61ncel\".\n\tHeartbeat\x12\x10\n\x08sequence\x18\x01 \x01(\r\x12\x0f\n\x07sent_ns\x18\x02 \x01(\x06\"\x83\x01\n\x06Opened\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x15\n\rnum_committed\x18\x03 \x01(\r\x12\x17\n\x0fmax_draft_ahead\x18\x04 \x01(\r\x12\x13\n\x0bsession_key\x18\x05 \x01(\x0c\x12\x11\n\tcontinued\x18\x06 \x01(\x08\"\x19\n\x05\x44rain\x12\x10\n\x08grace_ms\x18\x01 \x01(\r\"\xd3\x01\n\x07Verdict\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0c\n\x04\x62\x61se\x18\x02 \x01(\r\x12\x14\n\x0cnum_verified\x18\x03 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x10\n\x08\x63hain_id\x18\x06 \x01(\r\x12\x12\n\ndepth_hint\x18\x07 \x01(\r\x12\x13\n\x0bnum_guessed\x18\x08 \x01(\r\x12\x31\n\x08logprobs\x18\n \x03(\x0b\x32\x1f.baru.drafting.v1.TokenLogprobs\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"b\n\x08\x46inished\x12.\n\x06reason\x18\x01 \x01(\x0e\x32\x1e.baru.drafting.v1.FinishReason\x12&\n\x05usage\x18\x02 \x01(\x0b\x32\x17.baru.drafting.v1.Usage\"\xfc\x01\n\x05Usage\x12\x12\n\nnum_prompt\x18\x01 \x01(\r\x12\x13\n\x0bnum_emitted\x18\x02 \x01(\r\x12\x11\n\tnum_steps\x18\x03 \x01(\r\x12\x13\n\x0bnum_drafted\x18\x04 \x01(\r\x12\x14\n\x0cnum_verified\x18\x05 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x06 \x01(\r\x12\x14\n\x0cnum_rejected\x18\x07 \x01(\r\x12\x15\n\rnum_discarded\x18\x08 \x01(\r\x12\x18\n\x10num_stale_frames\x18\t \x01(\r\x12\x13\n\x0bnum_guessed\x18\x0b \x01(\r\x12\x11\n\x04seed\x18\n \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_seed*e\n\x0cSamplingMode\x12\x1d\n\x19SAMPLING_MODE_UNSPECIFIED\x10\x00\x12\x19\n\x15SAMPLING_MODE_COUPLED\x10\x01\x12\x1b\n\x17SAMPLING_MODE_REJECTION\x10\x02*x\n\x0bGrammarKind\x12\x1c\n\x18GRAMMAR_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18GRAMMAR_KIND_JSON_SCHEMA\x10\x01\x12\x16\n\x12GRAMMAR_KIND_REGEX\x10\x02\x12\x15\n\x11GRAMMAR_KIND_LARK\x10\x03*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x32\x9c\x02\n\x0f\x44raftingService\x12Q\n\x08\x44\x65scribe\x12!.baru.drafting.v1.DescribeRequest\x1a\".baru.drafting.v1.DescribeResponse\x12\x65\n\x0e\x46\x65tchTokenizer\x12\'.baru.drafting.v1.FetchTokenizerRequest\x1a(.baru.drafting.v1.FetchTokenizerResponse0\x01\x12O\n\x06\x44\x65\x63ode\x12\x1f.baru.drafting.v1.DecodeRequest\x1a .baru.drafting.v1.DecodeResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baru.drafting.v1.drafting_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SAMPLINGMODE']._serialized_start=3020
-  _globals['_SAMPLINGMODE']._serialized_end=3121
-  _globals['_GRAMMARKIND']._serialized_start=3123
-  _globals['_GRAMMARKIND']._serialized_end=3243
-  _globals['_FINISHREASON']._serialized_start=3245
-  _globals['_FINISHREASON']._serialized_end=3369
+  _globals['_SAMPLINGMODE']._serialized_start=3283
+  _globals['_SAMPLINGMODE']._serialized_end=3384
+  _globals['_GRAMMARKIND']._serialized_start=3386
+  _globals['_GRAMMARKIND']._serialized_end=3506
+  _globals['_FINISHREASON']._serialized_start=3508
+  _globals['_FINISHREASON']._serialized_end=3632
   _globals['_DESCRIBEREQUEST']._serialized_start=53
   _globals['_DESCRIBEREQUEST']._serialized_end=70
   _globals['_DESCRIBERESPONSE']._serialized_start=73
@@ -50,35 +50,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DECODEREQUEST']._serialized_start=591
   _globals['_DECODEREQUEST']._serialized_end=791
   _globals['_DECODERESPONSE']._serialized_start=794
-  _globals['_DECODERESPONSE']._serialized_end=1007
-  _globals['_OPEN']._serialized_start=1010
-  _globals['_OPEN']._serialized_end=1215
-  _globals['_DRAFTERINFO']._serialized_start=1217
-  _globals['_DRAFTERINFO']._serialized_end=1273
-  _globals['_SAMPLINGPARAMS']._serialized_start=1276
-  _globals['_SAMPLINGPARAMS']._serialized_end=1915
-  _globals['_LOGITBIAS']._serialized_start=1917
-  _globals['_LOGITBIAS']._serialized_end=1960
-  _globals['_GRAMMAR']._serialized_start=1962
-  _globals['_GRAMMAR']._serialized_end=2030
-  _globals['_DRAFT']._serialized_start=2033
-  _globals['_DRAFT']._serialized_end=2174
-  _globals['_SPARSEPROBS']._serialized_start=2176
-  _globals['_SPARSEPROBS']._serialized_end=2225
-  _globals['_CANCEL']._serialized_start=2227
-  _globals['_CANCEL']._serialized_end=2235
-  _globals['_HEARTBEAT']._serialized_start=2237
-  _globals['_HEARTBEAT']._serialized_end=2283
-  _globals['_OPENED']._serialized_start=2285
-  _globals['_OPENED']._serialized_end=2376
-  _globals['_VERDICT']._serialized_start=2379
-  _globals['_VERDICT']._serialized_end=2590
-  _globals['_TOKENLOGPROBS']._serialized_start=2592
-  _globals['_TOKENLOGPROBS']._serialized_end=2663
-  _globals['_FINISHED']._serialized_start=2665
-  _globals['_FINISHED']._serialized_end=2763
-  _globals['_USAGE']._serialized_start=2766
-  _globals['_USAGE']._serialized_end=3018
-  _globals['_DRAFTINGSERVICE']._serialized_start=3372
-  _globals['_DRAFTINGSERVICE']._serialized_end=3656
+  _globals['_DECODERESPONSE']._serialized_end=1049
+  _globals['_OPEN']._serialized_start=1052
+  _globals['_OPEN']._serialized_end=1299
+  _globals['_RESUME']._serialized_start=1301
+  _globals['_RESUME']._serialized_end=1410
+  _globals['_DRAFTERINFO']._serialized_start=1412
+  _globals['_DRAFTERINFO']._serialized_end=1468
+  _globals['_SAMPLINGPARAMS']._serialized_start=1471
+  _globals['_SAMPLINGPARAMS']._serialized_end=2110
+  _globals['_LOGITBIAS']._serialized_start=2112
+  _globals['_LOGITBIAS']._serialized_end=2155
+  _globals['_GRAMMAR']._serialized_start=2157
+  _globals['_GRAMMAR']._serialized_end=2225
+  _globals['_DRAFT']._serialized_start=2228
+  _globals['_DRAFT']._serialized_end=2369
+  _globals['_SPARSEPROBS']._serialized_start=2371
+  _globals['_SPARSEPROBS']._serialized_end=2420
+  _globals['_CANCEL']._serialized_start=2422
+  _globals['_CANCEL']._serialized_end=2430
+  _globals['_HEARTBEAT']._serialized_start=2432
+  _globals['_HEARTBEAT']._serialized_end=2478
+  _globals['_OPENED']._serialized_start=2481
+  _globals['_OPENED']._serialized_end=2612
+  _globals['_DRAIN']._serialized_start=2614
+  _globals['_DRAIN']._serialized_end=2639
+  _globals['_VERDICT']._serialized_start=2642
+  _globals['_VERDICT']._serialized_end=2853
+  _globals['_TOKENLOGPROBS']._serialized_start=2855
+  _globals['_TOKENLOGPROBS']._serialized_end=2926
+  _globals['_FINISHED']._serialized_start=2928
+  _globals['_FINISHED']._serialized_end=3026
+  _globals['_USAGE']._serialized_start=3029
+  _globals['_USAGE']._serialized_end=3281
+  _globals['_DRAFTINGSERVICE']._serialized_start=3635
+  _globals['_DRAFTINGSERVICE']._serialized_end=3919
 # @@protoc_insertion_point(module_scope)

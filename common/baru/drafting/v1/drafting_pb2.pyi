@@ -10,10 +10,10 @@ count is in tokens unless its name says otherwise.
 Versioning. `protocol_revision` is 1. A later revision only adds fields and frames; a receiver that
 meets a oneof frame it does not know ends the stream with UNIMPLEMENTED, never ignores it.
 Numbers kept for what is planned (see docs/architecture.md):
-  Open 20-29 resume and reconciliation, 30-39 posture, tier and canary, 40-49 identity and traffic shape
+  Open 21-29 resume and reconciliation, 30-39 posture, tier and canary, 40-49 identity and traffic shape
   Draft 15-19 token trees
   Verdict 20-29 trees
-  DecodeResponse 10-19 retraction, posture change, drain
+  DecodeResponse 11-19 posture change
   Finished 10-19 receipts
 """
 
@@ -332,6 +332,7 @@ class DecodeResponse(_message.Message):
     VERDICT_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    DRAIN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def opened(self) -> Global___Opened:
         """The session is admitted."""
@@ -348,6 +349,10 @@ class DecodeResponse(_message.Message):
     def finished(self) -> Global___Finished:
         """The session ended well; nothing follows."""
 
+    @_builtins.property
+    def drain(self) -> Global___Drain:
+        """The hub is going down."""
+
     def __init__(
         self,
         *,
@@ -355,12 +360,13 @@ class DecodeResponse(_message.Message):
         verdict: Global___Verdict | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
         finished: Global___Finished | None = ...,
+        drain: Global___Drain | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "frame", b"frame", "heartbeat", b"heartbeat", "opened", b"opened", "verdict", b"verdict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "finished", b"finished", "frame", b"frame", "heartbeat", b"heartbeat", "opened", b"opened", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "frame", b"frame", "heartbeat", b"heartbeat", "opened", b"opened", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "finished", b"finished", "frame", b"frame", "heartbeat", b"heartbeat", "opened", b"opened", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["opened", "verdict", "heartbeat", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["opened", "verdict", "heartbeat", "finished", "drain"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -378,6 +384,7 @@ class Open(_message.Message):
     PROMPT_IDS_FIELD_NUMBER: _builtins.int
     PARAMS_FIELD_NUMBER: _builtins.int
     DRAFTER_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
     protocol_revision: _builtins.int
     """Revision that the node speaks; must equal the hub's."""
     target_fingerprint: _builtins.bytes
@@ -396,6 +403,10 @@ class Open(_message.Message):
     def drafter(self) -> Global___DrafterInfo:
         """What will draft; absent when the node will not draft at all."""
 
+    @_builtins.property
+    def resume(self) -> Global___Resume:
+        """Goes on with a session whose stream broke, here or at another hub that serves the same target."""
+
     def __init__(
         self,
         *,
@@ -405,14 +416,61 @@ class Open(_message.Message):
         prompt_ids: _abc.Iterable[_builtins.int] | None = ...,
         params: Global___SamplingParams | None = ...,
         drafter: Global___DrafterInfo | None = ...,
+        resume: Global___Resume | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "params", b"params"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "params", b"params", "resume", b"resume"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "params", b"params", "prompt_ids", b"prompt_ids", "protocol_revision", b"protocol_revision", "target_fingerprint", b"target_fingerprint", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "params", b"params", "prompt_ids", b"prompt_ids", "protocol_revision", b"protocol_revision", "resume", b"resume", "target_fingerprint", b"target_fingerprint", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Open: _TypeAlias = Open  # noqa: Y015
+
+@_typing.final
+class Resume(_message.Message):
+    """Resume says where a session stands at the node. The hub goes on from there: with the session itself if it still
+    has it and what it decided meanwhile follows output_ids, else by computing all of it again. Both give the same ids.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    SESSION_KEY_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    OUTPUT_IDS_FIELD_NUMBER: _builtins.int
+    PROVISIONAL_IDS_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    """From Opened."""
+    session_key: _builtins.bytes
+    """From Opened; 32 bytes. PERMISSION_DENIED when a session of this id has another."""
+    epoch: _builtins.int
+    """From Opened; FAILED_PRECONDITION when a later stream of the session is there already."""
+    @_builtins.property
+    def output_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Output ids that stand, after prompt_ids. Together at most context_limit - 1."""
+
+    @_builtins.property
+    def provisional_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids that the node decoded by itself after output_ids, to be checked against the target: they are frame 0 of
+        chain 1. None when they are to stand: then they are output_ids.
+        """
+
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+        session_key: _builtins.bytes = ...,
+        epoch: _builtins.int = ...,
+        output_ids: _abc.Iterable[_builtins.int] | None = ...,
+        provisional_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "output_ids", b"output_ids", "provisional_ids", b"provisional_ids", "session_id", b"session_id", "session_key", b"session_key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Resume: _TypeAlias = Resume  # noqa: Y015
 
 @_typing.final
 class DrafterInfo(_message.Message):
@@ -770,14 +828,20 @@ class Opened(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     NUM_COMMITTED_FIELD_NUMBER: _builtins.int
     MAX_DRAFT_AHEAD_FIELD_NUMBER: _builtins.int
+    SESSION_KEY_FIELD_NUMBER: _builtins.int
+    CONTINUED_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """Names the session in logs; 16 to 64 characters, unguessable."""
     epoch: _builtins.int
     """Fences streams of one session against each other; grows with each stream."""
     num_committed: _builtins.int
-    """Committed length at the hub: the prompt's."""
+    """Committed length that the next verdict begins at: of the prompt, and of Resume.output_ids."""
     max_draft_ahead: _builtins.int
     """Drafted ids past the committed length that the hub wants for now; 0: none. See Verdict.depth_hint."""
+    session_key: _builtins.bytes
+    """Proves at a resume that the session is the node's own; 32 random bytes, the same in every stream of it."""
+    continued: _builtins.bool
+    """The hub still had the session that was to be resumed."""
     def __init__(
         self,
         *,
@@ -785,18 +849,44 @@ class Opened(_message.Message):
         epoch: _builtins.int = ...,
         num_committed: _builtins.int = ...,
         max_draft_ahead: _builtins.int = ...,
+        session_key: _builtins.bytes = ...,
+        continued: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "max_draft_ahead", b"max_draft_ahead", "num_committed", b"num_committed", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continued", b"continued", "epoch", b"epoch", "max_draft_ahead", b"max_draft_ahead", "num_committed", b"num_committed", "session_id", b"session_id", "session_key", b"session_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Opened: _TypeAlias = Opened  # noqa: Y015
 
 @_typing.final
+class Drain(_message.Message):
+    """Drain says that the hub goes down: sessions run on for a while, then their streams end with UNAVAILABLE."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRACE_MS_FIELD_NUMBER: _builtins.int
+    grace_ms: _builtins.int
+    """Time that running sessions have left, milliseconds."""
+    def __init__(
+        self,
+        *,
+        grace_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grace_ms", b"grace_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Drain: _TypeAlias = Drain  # noqa: Y015
+
+@_typing.final
 class Verdict(_message.Message):
-    """Verdict is the result of one step: ids [base, base + count) are decided by the target."""
+    """Verdict is the result of one step, or of all steps that were taken while nobody listened: ids [base, base + count)
+    are decided by the target.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -828,7 +918,8 @@ class Verdict(_message.Message):
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Emitted ids: the accepted ones, then those that the hub's own drafter guessed, then the target's own next id
-        (correction or bonus) unless the generation ended before it; 1 or more.
+        (correction or bonus) unless the generation ended before it; 1 or more. All are the target's own when the
+        verdict is of several steps.
         """
 
     @_builtins.property

@@ -10,10 +10,10 @@ count is in tokens unless its name says otherwise.
 Versioning. `protocol_revision` is 1. A later revision only adds fields and frames; a receiver that
 meets a oneof frame it does not know ends the stream with UNIMPLEMENTED, never ignores it.
 Numbers kept for what is planned (see docs/architecture.md):
-  Open 20-29 resume and reconciliation, 30-39 posture, tier and canary, 40-49 identity and traffic shape
+  Open 21-29 resume and reconciliation, 30-39 posture, tier and canary, 40-49 identity and traffic shape
   Draft 15-19 token trees
   Verdict 20-29 trees
-  DecodeResponse 10-19 retraction, posture change, drain
+  DecodeResponse 11-19 posture change
   Finished 10-19 receipts
 """
 

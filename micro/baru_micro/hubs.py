@@ -1,0 +1,100 @@
+"""The hubs of a node, in order of preference: which to try next, and who looks after the idle ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum
+
+from baru_common.errors import BaruError, ConfigError, HubUnavailable
+from baru_common.frames import HubDescription
+
+from .link import LinkEvent, LinkState
+from .transport import HubChannel
+
+_LAST = (LinkState.DOWN, LinkState.DRAINING)
+_CHECK_S = 1.0
+"""Time between two health checks of a hub that nothing else is heard from."""
+
+
+class FailBack(Enum):
+    """When to return to a hub that is preferred, once it is back."""
+
+    NEXT = "next"
+    """With the next generation; those that run stay where they are."""
+    NEVER = "never"
+    """When the present hub fails."""
+
+
+@dataclass
+class Hubs:
+    """Channels to the hubs of one node. All serve the same target."""
+
+    channels: Sequence[HubChannel]
+    fail_back: FailBack = FailBack.NEXT
+    _current: HubChannel | None = None
+    _watchers: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.channels:
+            raise ConfigError("no hub is named", hint="give HOST:PORT")
+
+    @property
+    def current(self) -> HubChannel:
+        """The hub that answered last; the first one while none has."""
+        return self._current or self.channels[0]
+
+    def in_order(self, stay_with: HubChannel | None = None) -> list[HubChannel]:
+        """Return the hubs in the order they are to be tried: `stay_with` first, those that are down last."""
+        first = stay_with or (self._current if self.fail_back is FailBack.NEVER else None)
+        if first and first.link.state is LinkState.DRAINING:
+            first = None
+        others = sorted((c for c in self.channels if c is not first), key=lambda c: c.link.state in _LAST)
+        return [first, *others] if first else others
+
+    def has_other(self, channel: HubChannel) -> bool:
+        """True when another hub is not known to be down."""
+        return any(other.link.state not in _LAST for other in self.channels if other is not channel)
+
+    def answered(self, channel: HubChannel) -> None:
+        """Note which hub serves."""
+        self._current = channel
+
+    async def describe(self) -> HubDescription:
+        """Return what the first hub that answers says of itself; the last one's error when none does."""
+        error: BaruError | None = None
+        for channel in self.in_order():
+            try:
+                description = await channel.describe()
+            except BaruError as caught:
+                error = caught
+            else:
+                self.answered(channel)
+                return description
+        raise error or HubUnavailable("no hub is named")
+
+    def watch(self) -> None:
+        """Begin to check, now and again, on hubs that no session hears from."""
+        self._watchers = [asyncio.create_task(_watch(channel)) for channel in self.channels]
+
+    async def close(self) -> None:
+        """Close every channel."""
+        for task in self._watchers:
+            task.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        for channel in self.channels:
+            await channel.close()
+
+
+async def _watch(channel: HubChannel) -> None:
+    while True:
+        await asyncio.sleep(_CHECK_S)
+        if channel.streams:
+            continue  # its streams hear of it sooner
+        with suppress(BaruError):
+            if channel.link.state is LinkState.DOWN:
+                channel.link.happen(LinkEvent.ATTEMPT)
+            if await channel.health() != "SERVING":
+                channel.link.happen(LinkEvent.DRAIN)
