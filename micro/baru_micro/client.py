@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,9 +25,11 @@ from .fallback import LocalDecoder, LocalModel, local_model, require_model
 from .fit import fitted, require_protocol
 from .hubs import FailBack, Hubs
 from .link import Link, Timers
-from .reach import Reach
+from .reach import LINK_ERRORS, Reach
 from .tokenizer_cache import cached_bundle
 from .transport import HubChannel
+
+_log = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int] | Sequence[Message]
 """Raw text, ids, or chat messages."""
@@ -43,6 +46,22 @@ class LinkOptions:
     retry_budget_s: float = 60.0
     """Time to look for a hub, in each outage."""
     timers: Timers = field(default_factory=Timers)
+
+    def may_decode(self, drafter: Drafter | TextDrafter | None) -> bool:
+        """Whether a node with this drafter decodes by itself while no hub answers."""
+        return self.fallback in (None, Fallback.LOCAL) and local_model(drafter) is not None
+
+
+async def _describe(hubs: Hubs, *, may_be_away: bool) -> HubDescription:
+    """Ask the hubs; where they may be away, what one of them said last will do."""
+    try:
+        return await hubs.describe()
+    except LINK_ERRORS as error:
+        known = hubs.recall() if may_be_away else None
+        if known is None:
+            raise
+        _log.warning("%s; going on with what it said last", error)
+        return known
 
 
 class MicroNode:
@@ -80,8 +99,9 @@ class MicroNode:
         length of the block.
 
         `drafter` is a loaded one, a name as `load_drafter` takes it, or None to draft nothing.
-        HubUnavailable when nobody answers, Incompatible when hub, node and drafter do not fit, ConfigError when
-        the node is to decode by itself and has no model.
+        HubUnavailable when nobody answers, unless the node can decode by itself and a hub answered before;
+        Incompatible when hub, node and drafter do not fit, ConfigError when the node is to decode by itself and has no
+        model.
         """
         found = load_drafter(drafter) if isinstance(drafter, str) else drafter
         options = options or LinkOptions()
@@ -90,7 +110,7 @@ class MicroNode:
             channels = [HubChannel(a, timeout_s=timeout_s, link=Link(options.timers)) for a in addresses]
             hubs = Hubs(channels, options.fail_back)
             stack.push_async_callback(hubs.close)
-            description = await hubs.describe()
+            description = await _describe(hubs, may_be_away=options.may_decode(found))
             require_protocol(description)
             fetch = hubs.current.fetch_tokenizer
             tokenizer = Tokenizer(await cached_bundle(description.tokenizer_digest, fetch))

@@ -43,6 +43,7 @@ from .fallback import LocalDecoder
 from .link import LinkEvent, LinkState, Timers
 from .reach import LINK_ERRORS, Attached, Reach
 from .transcript import Transcript
+from .transport import HubChannel
 
 _GRACE_S = 0.05
 
@@ -89,6 +90,12 @@ class Generation:
     clock: Callable[[], float] = time.monotonic
     _chain: DraftChain = field(init=False)
     _transcript: Transcript = field(init=False)
+    _attached: Attached | None = None
+    """The stream to follow next."""
+    _news: Event = field(init=False)
+    """What to say of it first."""
+    _last: HubChannel | None = None
+    """The hub that had the session last."""
     _opened: Opened | None = None
     """Of the last stream."""
     _window: int = 0
@@ -114,40 +121,62 @@ class Generation:
         Leaving the iterator early ends the session at the hub.
         """
         self._started_s = self.clock()
-        attached = await self.reach.first(self)
-        news: Event = Started(attached.opened.session_id, self.target, len(self.start.prompt_ids))
+        try:
+            self._attached = await self.reach.first(self)
+            self._news = self._begun(self._attached.opened.session_id)
+        except LINK_ERRORS as error:
+            if self.local is None:
+                raise
+            yield self._begun("")
+            yield self._lost(error)
         while True:
-            address = attached.stream.channel.address
-            try:
-                async with aclosing(self._follow(attached, news)) as following:
+            async with aclosing(self._with_hub() if self._attached else self._without_hub()) as phase:
+                async for event in phase:
+                    yield event
+                    if isinstance(event, Finish):
+                        return
+
+    async def _with_hub(self) -> AsyncGenerator[Event, None]:
+        """Follow the stream to the end of the output, or until the link is lost."""
+        attached, self._attached = self._attached, None
+        try:
+            if attached:
+                async with aclosing(self._follow(attached, self._news)) as following:
                     async for event in following:
                         yield event
-                        if isinstance(event, Finish):
-                            return
-            except LINK_ERRORS as error:
-                if self.fallback is Fallback.FAIL:
-                    raise
-                yield LinkChanged(LinkState.DOWN, address, str(error))
-            reaching = asyncio.create_task(self.reach.again(self, attached.stream.channel))
-            try:
-                async with aclosing(self._meanwhile(reaching)) as meanwhile:
-                    async for event in meanwhile:
-                        yield event
-                attached = await reaching
-            except LINK_ERRORS:
-                if not self._is_complete():
-                    raise
-                yield self._finish_alone()
-                return
-            finally:
-                await _end(reaching, unless=attached)
-            news = LinkChanged(LinkState.UP, attached.stream.channel.address)
+        except LINK_ERRORS as error:
+            if self.fallback is Fallback.FAIL:
+                raise
+            yield self._lost(error)
+
+    async def _without_hub(self) -> AsyncGenerator[Event, None]:
+        """Try to reach a hub, and decode meanwhile if that is wanted."""
+        reaching = asyncio.create_task(self.reach.again(self, self._last))
+        try:
+            async with aclosing(self._meanwhile(reaching)) as meanwhile:
+                async for event in meanwhile:
+                    yield event
+            self._attached = await reaching
+            self._news = LinkChanged(LinkState.UP, self._attached.stream.channel.address)
+        except LINK_ERRORS:
+            if not self._is_complete():
+                raise
+            yield self._finish_alone()
+        finally:
+            await _end(reaching, unless=self._attached)
+
+    def _lost(self, error: BaruError) -> LinkChanged:
+        return LinkChanged(LinkState.DOWN, self.reach.hubs.current.address, str(error))
+
+    def _begun(self, session_id: str) -> Started:
+        return Started(session_id, self.target, len(self.start.prompt_ids))
 
     # -- while a stream is followed
 
     async def _follow(self, attached: Attached, news: Event) -> AsyncGenerator[Event, None]:
         """Yield `news`, and all that a stream brings; in the end the hub is told that it is over, if it can be."""
         tasks: list[asyncio.Task[None]] = []
+        self._last = attached.stream.channel
         try:
             yield news
             tasks += self._attach(attached)
@@ -244,13 +273,14 @@ class Generation:
 
     def request(self) -> Open:
         """See `Caller`."""
-        if self._opened is None:
+        opened = self._opened or Opened("", 0, 0, 0)
+        if not self._opened and not self._transcript.ids:
             return self.start
         if self.reconcile is Reconcile.KEEP:
             self._transcript.keep()
             self._may_decode.clear()
         settled, provisional = tuple(self._transcript.settled), tuple(self._transcript.provisional)
-        resume = Resume(self._opened.session_id, self._opened.session_key, self._opened.epoch, settled, provisional)
+        resume = Resume(opened.session_id, opened.session_key, opened.epoch, settled, provisional)
         return replace(self.start, resume=resume)
 
     def request_failed(self) -> None:
@@ -367,7 +397,7 @@ async def _either(event: asyncio.Event, reaching: asyncio.Task[Attached]) -> Non
     waiting.cancel()
 
 
-async def _end(reaching: asyncio.Task[Attached], *, unless: Attached) -> None:
+async def _end(reaching: asyncio.Task[Attached], *, unless: Attached | None) -> None:
     """Stop trying; a stream that was opened meanwhile and is not wanted any more is left."""
     reaching.cancel()
     (found,) = await asyncio.gather(reaching, return_exceptions=True)

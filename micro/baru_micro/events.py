@@ -72,9 +72,10 @@ class Retracted:
 
 @dataclass(frozen=True)
 class Started:
-    """The hub admitted the session."""
+    """The generation has begun."""
 
     session_id: str
+    """At the hub; empty when none answered, so that the node begins by itself."""
     target: str
     num_prompt: int
 

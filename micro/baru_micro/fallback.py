@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
-from baru_common.drafters import CascadeDrafter, Drafter, DraftStream, TextDrafter
+from baru_common.drafters import Drafter, DraftStream, TextDrafter
 from baru_common.errors import ConfigError
 from baru_common.sampling import SamplingContext, SamplingMode
 
@@ -20,8 +20,8 @@ class LocalModel(Protocol):
 
 
 def local_model(drafter: Drafter | TextDrafter | None) -> LocalModel | None:
-    """Return the model in a drafter, if it has one."""
-    parts: Sequence[object] = drafter.parts if isinstance(drafter, CascadeDrafter) else (drafter,)
+    """Return the model in a drafter, or in one of a cascade, if there is one."""
+    parts: Sequence[object] = getattr(drafter, "parts", (drafter,))
     for part in parts:
         if isinstance(part, LocalModel):
             return part

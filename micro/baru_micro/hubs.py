@@ -11,6 +11,7 @@ from enum import Enum
 from baru_common.errors import BaruError, ConfigError, HubUnavailable
 from baru_common.frames import HubDescription
 
+from .known_hubs import recall, remember
 from .link import LinkEvent, LinkState
 from .transport import HubChannel
 
@@ -72,8 +73,13 @@ class Hubs:
                 error = caught
             else:
                 self.answered(channel)
+                remember(channel.address, description)
                 return description
         raise error or HubUnavailable("no hub is named")
+
+    def recall(self) -> HubDescription | None:
+        """Return what the first hub of which that is known said of itself when it was last heard."""
+        return next(filter(None, (recall(channel.address) for channel in self.channels)), None)
 
     def watch(self) -> None:
         """Begin to check, now and again, on hubs that no session hears from."""

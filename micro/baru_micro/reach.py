@@ -60,7 +60,7 @@ class Reach:
         """Open a session for the first time: each hub is tried once. Raises the last one's error."""
         return await self._try_each(self.hubs.in_order(), caller)
 
-    async def again(self, caller: Caller, last: HubChannel) -> Attached:
+    async def again(self, caller: Caller, last: HubChannel | None) -> Attached:
         """Go on with a session, at its hub if possible, until the budget is used up; raises the last error then.
 
         Attempts are spread over time at random from the first on: many nodes lose a hub at the same moment.

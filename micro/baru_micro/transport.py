@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baru.drafting.v1 import drafting_pb2 as pb
@@ -23,6 +24,22 @@ _MAX_QUEUED = 256
 """Frames that wait for the link; a node drafts no further than the hub asked, so more means that it is stuck."""
 _FAREWELL_S = 0.3
 """Time for the hub to take leave of a session that is given up."""
+
+
+def description_to_bytes(hub: HubDescription) -> bytes:
+    """Return what a hub said of itself as it can be kept."""
+    return wire.encode_description(hub).SerializeToString()
+
+
+def description_from_bytes(data: bytes) -> HubDescription:
+    """Return what was kept; ProtocolViolation when it is damaged."""
+    try:
+        hub = wire.decode_description(pb.DescribeResponse.FromString(data))
+    except DecodeError as error:
+        raise ProtocolViolation(f"this is no description of a hub: {error}") from error
+    if not hub.vocabulary_size:
+        raise ProtocolViolation("this is no description of a hub")
+    return hub
 
 
 class HubChannel:

@@ -42,6 +42,7 @@ from baru_micro import (
     Provenance,
     Reconcile,
     Retracted,
+    Started,
     Step,
 )
 from baru_micro.decoding import Generation
@@ -182,6 +183,24 @@ async def test_the_budget_ends_it() -> None:
     channel = ScriptedChannel([[opened(), verdict(2, 10), _GONE]], unready=[_GONE] * 1000)
     with pytest.raises(HubUnavailable, match="gone"):
         await run(channel, budget_s=0.3)
+
+
+async def test_a_node_that_begins_alone_is_checked_later() -> None:
+    """No hub ever admitted the session: what was decoded is offered with the request itself."""
+    own = local(10, 99)
+    channel = ScriptedChannel(
+        [[_GONE], [opened(continued=False), verdict(2, *TARGET), finished()]], unready=[_GONE] * 200
+    )
+    task = asyncio.create_task(run(channel, own=own))
+    await asyncio.wait_for(own.heard.wait(), 5)
+    channel.unready.clear()
+    events = await task
+    assert [type(e) for e in events[:2]] == [Started, LinkChanged]
+    resume = channel.streams[1].opened_with.resume
+    assert resume
+    assert (resume.session_id, resume.epoch, resume.output_ids, resume.provisional_ids) == ("", 0, (), (10, 99))
+    assert finish_of(events).ids == TARGET
+    assert [type(e) for e in events if isinstance(e, (Confirmed, Retracted))] == [Confirmed, Retracted]
 
 
 async def test_fail_means_at_once() -> None:
