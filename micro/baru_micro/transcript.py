@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from baru_common.frames import TokenLogprobs
+from baru_common.prefixes import common_prefix
 from baru_common.sampling import SamplingContext
 from baru_common.tokens import TextStream
 
@@ -60,7 +61,7 @@ class Transcript:
     ) -> list[Event]:
         """Settle what the target decided: provisional ids that equal it are confirmed, the rest is withdrawn."""
         start = self.num_settled
-        agreed = _common_prefix(self.provisional, token_ids)
+        agreed = common_prefix(self.provisional, token_ids)
         events: list[Event] = []
         if agreed:
             self.num_settled += agreed
@@ -125,7 +126,3 @@ class Transcript:
     def _new_stream(self) -> TextStream:
         params = self.sampling.params
         return TextStream(self.sampling.vocabulary, params.stop_strings, params.min_tokens)
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

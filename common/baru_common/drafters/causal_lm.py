@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from baru_common.model_files import LoadedModel, load, require_truncatable
+from baru_common.prefixes import common_prefix
 from baru_common.sampling import NO_ID, SamplingContext, SamplingParams, SparseProbs
 from baru_common.sampling.sampler import Sampler, within
 from baru_common.tokens import Vocabulary
@@ -110,7 +111,7 @@ class CausalLmStream:
 
     def _logits(self, ids: list[int]) -> torch.Tensor:
         """Put the cache in step with `ids`; return what may follow: [1, vocabulary]."""
-        self._rewind(min(_common_prefix(self._cached, ids), len(ids) - 1))
+        self._rewind(min(common_prefix(self._cached, ids), len(ids) - 1))
         todo = ids[len(self._cached) :]
         device = self.loaded.model.device
         output = self.loaded.model(
@@ -124,7 +125,3 @@ class CausalLmStream:
         if self._cache is not None and length < len(self._cached):
             self._cache.crop(length - len(self._cached))
         self._cached = self._cached[:length]
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

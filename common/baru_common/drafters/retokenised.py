@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from baru_common.errors import EmptyPrompt
+from baru_common.prefixes import common_prefix
 from baru_common.tokens import Tokenizer
 
 _LONGEST = 64
@@ -112,7 +113,7 @@ class RetokenisedContext:
 
     def follow(self, ids: Sequence[int]) -> OpenText:
         """Return the drafter's view of `ids`, whatever was passed before."""
-        self._rewind(_common_prefix(self._ids, ids))
+        self._rewind(common_prefix(self._ids, ids))
         for at in range(len(self._ids), len(ids)):
             start = self._cuts[-1][0]
             if at > start and self._retokeniser.cuts(ids[at - 1], ids[at], at - start):
@@ -164,7 +165,3 @@ def _incomplete(data: bytes) -> bytes:
 
 def _starts_character(data: bytes) -> bool:
     return not b"\x80" <= data[:1] < b"\xc0"
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
