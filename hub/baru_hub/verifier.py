@@ -91,6 +91,7 @@ class Verifier:
     async def __aenter__(self) -> Verifier:
         scheduler = self._scheduler or GoodputScheduler(await self._engine.calibrate())
         self._loop_task = asyncio.create_task(self._run(scheduler), name="baru-verifier")
+        self._loop_task.add_done_callback(self._loop_ended)
         return self
 
     async def __aexit__(
@@ -100,7 +101,7 @@ class Verifier:
         self._stopping = True
         self._awake.set()
         if self._loop_task:
-            await self._loop_task  # a step under way ends by itself
+            await asyncio.wait([self._loop_task])  # a step under way ends by itself
         self._release_closed()
 
     # -- what streams call
@@ -215,7 +216,7 @@ class Verifier:
             work = await self._extend(work)
             draft_end_s = self._clock()
             feeds = [Feed(resident.sequence, resident.state.num_cached, block) for resident, block in work]
-            decisions = await self._engine.verify(feeds)
+            decisions = await self._verified(feeds)
             if len(decisions) != len(feeds):
                 raise EngineFailure(f"the engine returned {len(decisions)} results for {len(feeds)} sequences")
         except Exception as error:  # the engine may fail in its own ways; only its own batch pays
@@ -231,6 +232,25 @@ class Verifier:
                 self._commit(resident, block, _sound(decision))
             except BaruError as error:
                 resident.fail(error)
+
+    async def _verified(self, feeds: Sequence[Feed]) -> Sequence[Decision | BaruError]:
+        """A step that is cancelled from within fails like any other; the loop is not cancelled with it."""
+        step = asyncio.ensure_future(self._engine.verify(feeds))
+        try:
+            await asyncio.wait([step])
+        finally:
+            step.cancel()
+        if step.cancelled():
+            raise EngineFailure("the target's step was cancelled")
+        return step.result()
+
+    def _loop_ended(self, _: asyncio.Task[None]) -> None:
+        """Nobody decides anything any more: whoever runs is told, and nobody is admitted."""
+        if not self._stopping:
+            _log.error("the verification loop has ended; its %d sessions are ended", len(self._residents))
+            self._draining = True
+            for resident in self._residents.values():
+                resident.fail(EngineFailure("the hub's loop has ended", hint="restart the hub"))
 
     async def _extend(self, work: list[tuple[Resident, Block]]) -> list[tuple[Resident, Block]]:
         """Let the engine's own drafter add to the blocks for which the plan says so."""

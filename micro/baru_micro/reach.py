@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,14 +15,14 @@ from baru_common.errors import BaruError, CapacityExhausted, HubTimeout, HubUnav
 from baru_common.frames import Drain, Heartbeat, HubFrame, Open, Opened
 
 from .hubs import Hubs
-from .link import LinkEvent
+from .link import LinkEvent, LinkState
 from .transport import HubChannel, HubStream
 
 LINK_ERRORS = (HubUnavailable, HubTimeout)
 """What ends a stream, and not its session."""
 _CONNECT_S = 1.0
 """Time for a connection to come about, of which gRPC makes several attempts."""
-_SPREAD_S = 0.5
+_SPREAD_S = 0.8
 """Attempts wait up to so long, at random, each time."""
 _ANSWER_S = 10.0
 """Time for a hub to admit a session; a large grammar takes some."""
@@ -57,7 +58,8 @@ class Reach:
     """Time for all attempts together; it begins anew with each outage."""
 
     async def first(self, caller: Caller) -> Attached:
-        """Open a session for the first time: each hub is tried once. Raises the last one's error."""
+        """Open a session for the first time: each hub is tried once, and once more if its connection had been up: it
+        may have been cut while nobody used it. Raises the last one's error."""
         return await self._try_each(self.hubs.in_order(), caller)
 
     async def again(self, caller: Caller, last: HubChannel | None) -> Attached:
@@ -81,9 +83,13 @@ class Reach:
     async def _try_each(self, channels: list[HubChannel], caller: Caller, *, patient: bool = False) -> Attached:
         error: BaruError | None = None
         for channel in channels:
+            was_up = channel.link.state is LinkState.UP
             try:
                 if patient:
                     await channel.ready(_CONNECT_S)
+                elif was_up:
+                    with suppress(HubUnavailable):
+                        return await self._open(channel, caller)
                 return await self._open(channel, caller)
             except (*LINK_ERRORS, CapacityExhausted) as caught:
                 error = caught
