@@ -41,8 +41,6 @@ from support.tiny import tiny_target, twin
 NUM_TOKENS = 200
 FAULTS = [fault for fault in Fault if LabKind.PROXY in fault.labs and fault.place is Place.LINK]
 CUTS = (Fault.RST, Fault.FIN, Fault.BLACK_HOLE_UP, Fault.BLACK_HOLE_DOWN, Fault.BLACK_HOLE)
-KEPT = 0.5
-"""Share of generations that keep their provisional ids."""
 
 
 class SlowEngine(TransformersEngine):
@@ -212,9 +210,9 @@ async def nothing_is_left(hub: Hub, engine: TransformersEngine) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("reconcile", list(Reconcile))
 async def test_faults_do_not_move_the_output(reconcile: Reconcile) -> None:
-    counts = await run(range(12), 6, reconcile)
+    counts = await run(range(6), 6, reconcile)
     print(dict(counts))  # noqa: T201
-    assert counts["LinkChanged"] >= 12
+    assert counts["LinkChanged"] >= 6
     assert counts["Retracted" if reconcile is Reconcile.REWRITE else "outages"] > 0
 
 
