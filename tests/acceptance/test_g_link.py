@@ -1,4 +1,4 @@
-"""Group G of the public bug reports, the link: it breaks, stalls, falls silent, and the output is what it always was."""
+"""Group G of the public bug reports, the link: it breaks, stalls, falls silent, and the output is as it always was."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import asyncio
 import gc
 import random
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from itertools import cycle, islice
+from functools import partial
+from itertools import cycle, islice, pairwise
 from typing import Any
 
 import grpc
@@ -17,11 +18,11 @@ import psutil
 import pytest
 
 from baru_common.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS
-from baru_common.errors import EngineFailure, Superseded
+from baru_common.errors import BaruError, EngineFailure, Superseded
 from baru_common.frames import DrafterInfo, HubFrame, Open, Opened, Resume, Verdict
 from baru_hub import server
 from baru_hub.engines import Feed
-from baru_hub.engines.simulated import SimulatedEngine
+from baru_hub.engines.simulated import DeviceProfile, SimulatedEngine
 from baru_hub.engines.transformers import TransformersEngine
 from baru_hub.live import LiveSession, Resident
 from baru_hub.servicer import DraftingServicer
@@ -36,7 +37,6 @@ from support.netlab import OPEN
 from support.processes import LEAP_S, CannotApply, End
 from support.tiny import tiny_target, twin
 
-both = pytest.mark.parametrize("kind", list(LabKind), ids=lambda kind: kind.value)
 HOLES = (Fault.BLACK_HOLE, Fault.BLACK_HOLE_UP, Fault.BLACK_HOLE_DOWN)
 CUTS = (Fault.RST, Fault.FIN, Fault.BLACK_HOLE)
 GRACE_S = 0.5
@@ -76,7 +76,7 @@ def test_g01_the_ends_settings_belong_together() -> None:
         assert options["grpc.http2.ping_timeout_ms"] <= 1000
 
 
-@ci_and_full("silence_s", 7.0, 30.0)
+@ci_and_full("silence_s", 6.0, 30.0)
 async def test_g01_silence_ends_no_connection(silence_s: float) -> None:
     """With a stream that says nothing either way, and with no stream: no GOAWAY, and later the same connection."""
     patient = Lockstep(patience_s=1e6)
@@ -103,7 +103,7 @@ async def test_g01_silence_ends_no_connection(silence_s: float) -> None:
 
 async def stays_ready(channel: grpc.aio.Channel, for_s: float) -> None:
     """GOAWAY would make it idle."""
-    assert channel.get_state() is grpc.ChannelConnectivity.READY
+    await channel.channel_ready()
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(channel.wait_for_state_change(grpc.ChannelConnectivity.READY), for_s)
 
@@ -156,7 +156,7 @@ async def pull_the_cable(lab: Lab, held: Held, hole: Fault) -> None:
         own = await node.first(lambda line: line.get("verified") is False, 10.0)
         tokens_s = [cut_s, *(line["at_s"] for line in node.some(lambda line: "verified" in line)), own["at_s"]]
         after_s = sorted(at_s for at_s in tokens_s if cut_s <= at_s <= own["at_s"])
-        assert max(later - earlier for earlier, later in zip(after_s, after_s[1:], strict=False)) <= 3.0, hole
+        assert max(later - earlier for earlier, later in pairwise(after_s)) <= 3.0, hole
         assert own["state"] in WITHOUT_NODE, hole
         await freed
     await lab.heal()
@@ -202,18 +202,22 @@ class Streams:
     """What the hub's sessions say, and through which of their streams."""
 
     live: defaultdict[str, list[LiveSession]] = field(default_factory=lambda: defaultdict(list))
+    """By session: those that were neither ended nor lost."""
     ended: Counter[str] = field(default_factory=Counter)
+    """How many streams ended with each error."""
     most_at_once: int = 0
+    """Of one session."""
     num_strays: int = 0
     """Verdicts through a stream that is not the session's latest."""
 
     def watch(self, patch: pytest.MonkeyPatch) -> None:
-        attach, frames, send = Resident.attach, LiveSession.frames, LiveSession.send
+        attach, send = Resident.attach, LiveSession.send
+        end, lose = LiveSession.end, LiveSession.lose
 
         def attached(resident: Resident) -> LiveSession:
             stream = attach(resident)
             of_session = self.live[resident.state.session_id]
-            of_session[:] = [*(s for s in of_session if not has_ended(s)), stream]
+            of_session.append(stream)
             self.most_at_once = max(self.most_at_once, len(of_session))
             return stream
 
@@ -222,23 +226,24 @@ class Streams:
                 self.num_strays += 1
             send(stream, frame)
 
-        async def watched(stream: LiveSession) -> AsyncIterator[HubFrame]:
-            try:
-                async for frame in frames(stream):
-                    yield frame
-            except BaseException as error:
-                self.ended[type(error).__name__] += 1
-                raise
+        def ended(stream: LiveSession, error: BaruError) -> None:
+            self.ended[type(error).__name__] += 1
+            self._over(stream)
+            end(stream, error)
+
+        def lost(stream: LiveSession) -> None:
+            self._over(stream)
+            lose(stream)
 
         patch.setattr(Resident, "attach", attached)
         patch.setattr(LiveSession, "send", sent)
-        patch.setattr(LiveSession, "frames", watched)
+        patch.setattr(LiveSession, "end", ended)
+        patch.setattr(LiveSession, "lose", lost)
 
-
-def has_ended(stream: LiveSession) -> bool:
-    """Another stream has the session, or none, and this one was told or is gone."""
-    told = any(isinstance(item, Superseded) for item in stream._outbox._queue)  # type: ignore[attr-defined]
-    return stream._resident.stream is not stream and (told or stream._resident.stream is None)
+    def _over(self, stream: LiveSession) -> None:
+        of_session = self.live[stream.state.session_id]
+        if stream in of_session:
+            of_session.remove(stream)
 
 
 @dataclass(frozen=True)
@@ -257,12 +262,12 @@ async def cut(proxy: FaultProxy, shown: Shown, num_cuts: int, chance: random.Ran
         await asyncio.sleep(chance.uniform(0.0, 0.15))
         assert shown.finish is None
         await proxy.apply(fault)
-        await asyncio.sleep(chance.uniform(0.3, 1.6) if fault is Fault.BLACK_HOLE else 0.0)
+        await asyncio.sleep(chance.uniform(0.3, 1.4) if fault is Fault.BLACK_HOLE else 0.0)
         await proxy.heal()
 
 
 @pytest.mark.timeout(120)
-@ci_and_full("load", Load(3, 4, 0.05), Load(10, 10, 0.1))
+@ci_and_full("load", Load(3, 4, 0.04), Load(10, 10, 0.1))
 async def test_g03_cuts_lose_and_double_nothing(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     """RST, FIN and black holes at random moments of generations of 500 tokens, each over a connection of its own."""
     streams = Streams()
@@ -272,7 +277,7 @@ async def test_g03_cuts_lose_and_double_nothing(load: Load, monkeypatch: pytest.
         shown = Shown()
         async with (
             FaultProxy.open(hub.address, seed=seed) as proxy,
-            MicroNode.connect(proxy.address, drafter=Local(0.5, token_ms=10, seed=seed)) as node,
+            MicroNode.connect(proxy.address, drafter=Local(0.8, token_ms=5, seed=seed)) as node,
         ):
             cutting = asyncio.create_task(cut(proxy, shown, load.num_cuts, random.Random(seed)))
             await shown.follow(node, 500)
@@ -372,8 +377,8 @@ async def read_one(node: MicroNode) -> None:
 @ci_and_full("num_streams", 300, 10_000, timeout_s=1200)
 async def test_g05_streams_cancelled_in_mid_read_leak_nothing(num_streams: int) -> None:
     """Less than 30 MB, both ends together."""
-    async with behind_a_proxy(scripted_engine(0.002), orphan_grace_s=0) as (hub, proxy):
-        channel = HubChannel(proxy.address, timeout_s=5.0)
+    async with hub_of(scripted_engine(0.002), scheduler=free_running(), orphan_grace_s=0) as hub:
+        channel = HubChannel(hub.address, timeout_s=5.0)
         start = await opening(channel, 10_000)
 
         async def cancel_some(num: int) -> None:
@@ -392,28 +397,49 @@ async def test_g05_streams_cancelled_in_mid_read_leak_nothing(num_streams: int) 
 
 
 class Failing(SimulatedEngine):
-    """Fails from the fourth step on: in its own way, or because what it waits for was cancelled."""
+    """One step fails: in its own way, or because what it waits for was cancelled."""
 
-    def fail_with(self, error: BaseException) -> Failing:
-        self.error, self.num_steps = error, 0
-        return self
+    error: BaseException | None = None
 
     async def verify(self, feeds: Sequence[Feed]) -> Any:
-        self.num_steps += 1
-        if self.num_steps > 3:
-            raise self.error
+        if error := self.error:
+            self.error = None
+            raise error
         return await super().verify(feeds)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("broken"), asyncio.CancelledError()], ids=["raises", "cancelled"])
-async def test_g05_a_verification_that_fails_is_told_at_once(error: BaseException) -> None:
-    """The client has a status within 1 s; one that waits for ever is the bug."""
-    engine = Failing(scripted_engine(0.01)._profile).fail_with(error)
-    async with behind_a_proxy(engine) as (_, proxy), MicroNode.connect(proxy.address, drafter=None) as node:
+def fail_a_step(hub: server.Hub, error: BaseException) -> None:
+    hub.verifier._engine.error = error  # type: ignore[attr-defined]
+
+
+def cancel_the_loop(hub: server.Hub) -> None:
+    assert hub.verifier._loop_task
+    hub.verifier._loop_task.cancel()
+
+
+@pytest.mark.parametrize(
+    ("fail", "goes_on"),
+    [
+        pytest.param(partial(fail_a_step, error=RuntimeError("broken")), True, id="a-step-raises"),
+        pytest.param(partial(fail_a_step, error=asyncio.CancelledError()), True, id="a-step-is-cancelled"),
+        pytest.param(cancel_the_loop, False, id="the-loop-is-cancelled"),
+    ],
+)
+async def test_g05_a_verification_that_fails_is_told(fail: Callable[[server.Hub], None], goes_on: bool) -> None:
+    """The client has a status within 1 s, not none for ever; a step that fails does not end the hub."""
+    async with (
+        behind_a_proxy(Failing(DeviceProfile("failing", (0.02, 0.02), 0.0))) as (hub, proxy),
+        MicroNode.connect(proxy.address, drafter=None) as node,
+    ):
         shown = Shown()
+        following = asyncio.create_task(shown.follow(node, 500))
+        await until(lambda: shown.num_steps >= 3)
+        fail(hub)
         with pytest.raises(EngineFailure):
-            await asyncio.wait_for(shown.follow(node, 500), 0.2 + 1.0)
-    assert shown.ids == script(3)
+            await asyncio.wait_for(following, 1.0)
+        assert shown.ids == script(len(shown.ids))
+        if goes_on:
+            assert (await Shown().follow(node, 5)).ids == script(5)
 
 
 # -- G09: time limits at the right level
@@ -458,11 +484,11 @@ async def test_g09_what_takes_long_is_no_outage(num_steps: int) -> None:
 async def test_g09_a_link_that_stalls_costs_that_part_only() -> None:
     """2 s in which nothing passes: ids of the node's own while it lasts, then the hub's again, to the right end."""
     async with (
-        behind_a_proxy(scripted_engine(0.05)) as (_, proxy),
+        behind_a_proxy(scripted_engine(0.04)) as (_, proxy),
         MicroNode.connect(proxy.address, drafter=Local(0.8, token_ms=20)) as node,
     ):
         shown = Shown()
-        following = asyncio.create_task(shown.follow(node, 300))
+        following = asyncio.create_task(shown.follow(node, 150))
         await until(lambda: shown.num_steps >= 5)
         assert shown.provisional == 0
         await proxy.apply(Fault.BLACK_HOLE)
@@ -475,7 +501,7 @@ async def test_g09_a_link_that_stalls_costs_that_part_only() -> None:
         await following
     assert [change.state for change in shown.changes] == [LinkState.DOWN, LinkState.UP]
     assert shown.provisional == provisional
-    assert shown.ids == script(300)
+    assert shown.ids == script(150)
 
 
 @pytest.mark.parametrize("fault", [Fault.FIN, Fault.RST], ids=lambda fault: fault.name)
@@ -508,13 +534,13 @@ async def test_g09_a_hub_that_drains_hands_over() -> None:
     """In mid-stream: the other hub goes on, well before the grace is over."""
     async with two_hubs() as ((first, second), node):
         shown = Shown()
-        following = asyncio.create_task(shown.follow(node, 200))
+        following = asyncio.create_task(shown.follow(node, 120))
         await until(lambda: shown.num_steps >= 5)
         assert (first.verifier.num_sessions, second.verifier.num_sessions) == (1, 0)
         await asyncio.wait_for(first.drain(20.0), 5.0)
         await until(lambda: second.verifier.num_sessions == 1, 5.0)
         await following
-        assert shown.ids == script(200)
+        assert shown.ids == script(120)
         assert shown.changes[0].state is LinkState.DRAINING
         assert shown.changes[-1].state is LinkState.UP
 
@@ -524,8 +550,8 @@ async def test_g09_a_stream_of_a_certain_age_is_opened_anew(monkeypatch: pytest.
     aged = (*SERVER_OPTIONS, ("grpc.max_connection_age_ms", 1000), ("grpc.max_connection_age_grace_ms", 200))
     monkeypatch.setattr(server, "SERVER_OPTIONS", aged)
     async with two_hubs() as (_, node):
-        shown = await Shown().follow(node, 200)
-    assert shown.ids == script(200)
+        shown = await Shown().follow(node, 120)
+    assert shown.ids == script(120)
     assert sum(change.state is LinkState.UP for change in shown.changes) >= 1
 
 
@@ -535,8 +561,8 @@ async def test_g09_a_stream_of_a_certain_age_is_opened_anew(monkeypatch: pytest.
 @pytest.mark.parametrize(
     "offsets_s",
     [
-        pytest.param((-LEAP_S, 0, LEAP_S), id="from-1970-into-the-future"),
-        pytest.param((-600, 600), id="ten-minutes-wrong"),
+        pytest.param((-LEAP_S, LEAP_S, 0), id="from-1970-into-the-future"),
+        pytest.param((-600, 600, 0), id="ten-minutes-wrong"),
     ],
 )
 async def test_g11_the_wall_clock_of_a_node_means_nothing(offsets_s: Sequence[int]) -> None:
@@ -548,16 +574,18 @@ async def test_g11_the_wall_clock_of_a_node_means_nothing(offsets_s: Sequence[in
             pytest.skip(str(why))
         async with (
             hub_of(scripted_engine(0.05), scheduler=free_running(), listen=lab.hub_listen) as hub,
-            Told.by(lab, End.NODE, "generate", hub=lab.address, num_tokens=40 * len(offsets_s)) as node,
+            Told.by(lab, End.NODE, "generate", hub=lab.address, num_tokens=80) as node,
         ):
-            for offset_s in (*offsets_s[1:], offsets_s[0]):
+            for offset_s in offsets_s[1:]:
                 num_lines = len(node.lines)
-                await until(lambda num=num_lines: len(node.lines) > num + 5)  # type: ignore[misc]
+                await until(lambda num=num_lines: len(node.lines) > num + 3)  # type: ignore[misc]
                 lab.processes.step_clock(End.NODE, offset_s)
             finish = await node.first(lambda line: line["event"] == "Finish")
             assert hub.verifier.num_sessions == 0
-    assert finish["ids"] == script(40 * len(offsets_s))
+    assert finish["ids"] == script(80)
+    assert 0.0 < finish["elapsed_s"] < WAIT_S
     assert {line["event"] for line in node.lines} == {"Started", "Step", "Finish"}
+    assert {line["state"] for line in node.lines} <= {"up", "suspect"}
     clocks_s = [line["clock_s"] for line in node.lines]
     assert max(clocks_s) - min(clocks_s) > (max(offsets_s) - min(offsets_s)) - 60.0
 
@@ -566,30 +594,34 @@ async def test_g11_the_wall_clock_of_a_node_means_nothing(offsets_s: Sequence[in
 
 
 @pytest.mark.timeout(120)
-async def test_reconnections_are_spread_over_time() -> None:
-    """200 nodes lose their hub at once, for 2 s: no 100 ms see more than a tenth of the attempts to come back."""
-    num_nodes, num_tokens = 200, 14
-    settings: dict[str, Any] = {"max_sessions": 256, "node_silence_s": 20.0}
+@ci_and_full("num_nodes", 100, 200)
+async def test_reconnections_are_spread_over_time(num_nodes: int) -> None:
+    """All lose their hub at once, and 2 s later one is back that knows nothing: no 100 ms see more than a tenth of the
+    attempts. Of 100 nodes that is few attempts, so their short form leaves something to chance."""
+    num_tokens = 12
+    settings: dict[str, Any] = {"max_sessions": num_nodes, "node_silence_s": 20.0}
 
-    def hub(listen: str) -> Any:
-        return hub_of(scripted_engine(0.4), scheduler=free_running(), listen=listen, **settings)
+    def hub() -> AbstractAsyncContextManager[server.Hub]:
+        return hub_of(scripted_engine(0.4), scheduler=free_running(), **settings)
 
-    async with FaultProxy.open() as lab, AsyncExitStack() as first:
-        await first.enter_async_context(hub(lab.hub_listen))
+    async with hub() as first, hub() as second, FaultProxy.open(first.address) as lab, FaultProxy.open() as nowhere:
         options: dict[str, Any] = {"hub": lab.address, "num_tokens": num_tokens, "num_nodes": num_nodes}
         async with Told.by(lab, End.NODE, "fleet", **options) as nodes:
             await until(lambda: len(nodes.some(lambda line: line["event"] == "begun")) == num_nodes)
             num_before = len((await lab.report()).attempts_s)
-            await first.aclose()
+            lab.target = nowhere.hub_listen
+            await lab.reset()
             await asyncio.sleep(2.0)
-            async with hub(lab.hub_listen):
-                await until(lambda: len(nodes.some(lambda line: line["event"] == "Finish")) == num_nodes)
+            lab.target = second.address
+            await until(lambda: len(nodes.some(lambda line: line["event"] == "Finish")) == num_nodes)
+            assert second.verifier.num_sessions == 0
         attempts_s = (await lab.report()).attempts_s[num_before:]
     ends = nodes.some(lambda line: line["event"] == "Finish")
     assert all(line["ids"] == script(num_tokens) for line in ends)
     assert all(line["changes"] == ["down", "up"] for line in ends)
     assert len(attempts_s) >= num_nodes
-    assert most_within(attempts_s, 0.1) <= len(attempts_s) / 10
+    tenth = len(attempts_s) / 10
+    assert most_within(attempts_s, 0.1) <= tenth + (3 * tenth**0.5 if num_nodes < 200 else 0)
 
 
 def most_within(times_s: Sequence[float], window_s: float) -> int:

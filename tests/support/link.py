@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -177,25 +177,27 @@ async def generate(hub: str, num_tokens: int) -> None:
             if isinstance(event, Step):
                 facts["verified"] = event.provenance is Provenance.VERIFIED
             if isinstance(event, Finish):
-                facts["ids"] = event.ids
+                facts |= {"ids": event.ids, "elapsed_s": event.elapsed_s}
             _say(**facts)
 
 
 async def fleet(hub: str, num_tokens: int, num_nodes: int) -> None:
-    """Many nodes: the first ids and the end of each one's generation."""
+    """Many nodes that connect one after the other and then generate at once: each one's first ids, and its end."""
     calm = LinkOptions(timers=Timers(heartbeat_s=2.0, suspect_s=10.0, down_s=20.0))  # they share one core
 
-    async def one(number: int) -> None:
-        async with MicroNode.connect(hub, drafter=None, timeout_s=WAIT_S, options=calm) as node:
-            shown = Shown()
-            async for event in node.generate(PROMPT, asked(num_tokens)):
-                shown.take(event)
-                if isinstance(event, Step) and shown.num_steps == 1:
-                    _say(event="begun", node=number)
-            assert shown.finish
-            _say(event="Finish", node=number, ids=shown.finish.ids, changes=[c.state.value for c in shown.changes])
+    async def one(node: MicroNode, number: int) -> None:
+        shown = Shown()
+        async for event in node.generate(PROMPT, asked(num_tokens)):
+            shown.take(event)
+            if isinstance(event, Step) and shown.num_steps == 1:
+                _say(event="begun", node=number)
+        assert shown.finish
+        _say(event="Finish", node=number, ids=shown.finish.ids, changes=[c.state.value for c in shown.changes])
 
-    await asyncio.gather(*map(one, range(num_nodes)))
+    async with AsyncExitStack() as stack:
+        connecting = (MicroNode.connect(hub, drafter=None, timeout_s=WAIT_S, options=calm) for _ in range(num_nodes))
+        nodes = [await stack.enter_async_context(node) for node in connecting]
+        await asyncio.gather(*(one(node, number) for number, node in enumerate(nodes)))
 
 
 def main(program: str, options: str) -> None:
