@@ -125,7 +125,7 @@ class Generation:
             self._attached = await self.reach.first(self)
             self._news = self._begun(self._attached.opened.session_id)
         except LINK_ERRORS as error:
-            if self.local is None:
+            if self.fallback is Fallback.FAIL:
                 raise
             yield self._begun("")
             yield self._lost(error)

@@ -219,10 +219,18 @@ async def test_what_a_hub_refuses_is_not_tried_again(error: BaruError) -> None:
             await run(channel)
 
 
-async def test_a_first_hub_that_is_not_there_is_an_error_at_once() -> None:
-    channel = ScriptedChannel([[_GONE]])
-    with pytest.raises(HubUnavailable):
-        await run(channel)
+@pytest.mark.parametrize("fallback", [Fallback.WAIT, Fallback.FAIL])
+async def test_a_link_that_breaks_before_the_hub_has_answered(fallback: Fallback) -> None:
+    """It is an outage like any other."""
+    channel = ScriptedChannel([[_GONE], [opened(continued=False), verdict(2, *TARGET), finished()]])
+    if fallback is Fallback.FAIL:
+        with pytest.raises(HubUnavailable):
+            await run(channel, fallback=fallback)
+        return
+    events = await run(channel, fallback=fallback)
+    assert channel.streams[1].opened_with.resume is None
+    assert finish_of(events).ids == TARGET
+    assert events[0] == Started("", "scripted", 2)
 
 
 # -- silence
