@@ -17,6 +17,7 @@ from rich.text import Text
 from baru_common import __version__
 from baru_common.cli_support import EXIT_ERROR, configure_logs, harmless, print_json, run
 from baru_common.corpus import DEFAULT_CORPUS, Corpus, corpora
+from baru_common.drafters import DRAFTERS
 from baru_common.errors import ConfigError
 from baru_common.sampling import SamplingParams
 
@@ -33,7 +34,9 @@ _Hubs = Annotated[
     list[str],
     typer.Option("--hub", envvar="BARU_HUB", help="Hub to use, HOST:PORT; may be given again, the first choice first."),
 ]
-_Drafter = Annotated[str, typer.Option("--drafter", help="ngram, suffix[:CORPUS], causal_lm:PATH or none.")]
+_Drafter = Annotated[
+    str, typer.Option("--drafter", help=f"One of {', '.join(DRAFTERS)}; or several, as suffix+causal_lm.")
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 _Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
 

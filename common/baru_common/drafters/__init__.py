@@ -1,11 +1,12 @@
 """What proposes. A drafter is loaded once and shared; each session drafts through its own stream."""
 
-from .base import Drafter, DraftStream, Proposal, TextDrafter, load_drafter
+from .base import DRAFTERS, Drafter, DraftStream, Proposal, TextDrafter, load_drafter
 from .cascade import CascadeDrafter
 from .guided import GuidedStream, started
 from .ngram import NgramDrafter
 
 __all__ = [
+    "DRAFTERS",
     "CascadeDrafter",
     "DraftStream",
     "Drafter",
