@@ -296,10 +296,6 @@ def suffix_table(stored: dict[str, Row]) -> str:
     )
 
 
-if __name__ == "__main__":
-    main()
-
-
 _LINK_ROWS = {
     "noticed_s": "silent cut to outage noticed, s",
     "first_provisional_s": "silent cut to first provisional token, s",
@@ -331,3 +327,7 @@ def _spread(values: Sequence[float] | None) -> str:
     if not values:
         return ""
     return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
+
+
+if __name__ == "__main__":
+    main()
