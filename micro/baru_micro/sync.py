@@ -18,6 +18,8 @@ from .events import Event
 from .link import Link
 
 _T = TypeVar("_T")
+_LEAVE_S = 5.0
+"""Time for what was interrupted to end: it takes leave of its hub."""
 
 
 class SyncMicroNode:
@@ -81,8 +83,13 @@ class SyncMicroNode:
 
 
 def _run(loop: asyncio.AbstractEventLoop, work: Any) -> Any:
+    ended = threading.Event()
+
     async def wrapped() -> Any:
-        return await work
+        try:
+            return await work
+        finally:
+            ended.set()
 
     coroutine: Coroutine[Any, Any, Any] = wrapped()
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
@@ -91,14 +98,8 @@ def _run(loop: asyncio.AbstractEventLoop, work: Any) -> Any:
     except BaseException:
         if not future.done():  # interrupted: what was waited for must end before anything else is asked
             future.cancel()
-            asyncio.run_coroutine_threadsafe(_settle(), loop).result()
+            ended.wait(_LEAVE_S)
         raise
-
-
-async def _settle() -> None:
-    """Let what was cancelled run its clean-up."""
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 async def _end_all() -> None:

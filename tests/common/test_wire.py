@@ -24,6 +24,7 @@ from baru_common.errors import (
     InvalidDraft,
     InvalidRequest,
     NotFound,
+    PermissionDenied,
     ProtocolMismatch,
     ProtocolViolation,
     error_tree,
@@ -32,6 +33,7 @@ from baru_common.frames import (
     Cancel,
     Draft,
     DrafterInfo,
+    Drain,
     Finished,
     FinishReason,
     Heartbeat,
@@ -39,6 +41,7 @@ from baru_common.frames import (
     Limits,
     Open,
     Opened,
+    Resume,
     TokenLogprobs,
     Usage,
     Verdict,
@@ -121,8 +124,14 @@ def drafts(draw: st.DrawFn) -> Draft:
 token_logprobs = st.builds(TokenLogprobs, float32, st.lists(st.tuples(uint32, float32), max_size=20).map(tuple))
 drafters = st.builds(DrafterInfo, st.text("abcdefgh_", min_size=1, max_size=64), st.just(b"") | digests)
 heartbeats = st.builds(Heartbeat, uint32, uint64)
-opens = st.builds(Open, ids, sampling_params(), digests, digests, st.none() | drafters, uint32)
-openeds = st.builds(Opened, st.text(max_size=64), uint32, uint32, uint32)
+resumes = st.builds(Resume, st.text(max_size=64), st.binary(max_size=32), uint32, ids, ids)
+opens = st.builds(
+    Open, ids, sampling_params(), digests, digests, st.none() | drafters, st.none() | resumes, protocol_revision=uint32
+)
+openeds = st.builds(
+    Opened, st.text(max_size=64), uint32, uint32, uint32, st.binary(max_size=32), continued=st.booleans()
+)
+drains = st.builds(Drain, st.integers(0, (1 << 32) - 1).map(lambda ms: ms / 1000))
 usages = st.builds(Usage, *[uint32] * 9, seed=st.none() | uint64)
 finisheds = st.builds(Finished, st.sampled_from(FinishReason), usages)
 
@@ -154,7 +163,7 @@ def test_every_frame_of_a_node_comes_back(frame: Open | Draft | Heartbeat | Canc
     assert wire.decode_request(pb.DecodeRequest.FromString(data)) == frame
 
 
-@given(openeds | verdicts() | heartbeats | finisheds)
+@given(openeds | drains | verdicts() | heartbeats | finisheds)
 def test_every_frame_of_a_hub_comes_back(frame: Opened | Verdict | Heartbeat | Finished) -> None:
     """Encoded, sent as bytes and decoded, a frame equals itself."""
     data = wire.encode_response(frame).SerializeToString()
@@ -335,7 +344,7 @@ def test_an_unknown_frame_of_a_hub_is_refused(data: bytes) -> None:
         pytest.param(0, 0, 0, id="nothing emitted"),
         pytest.param(3, 3, 0, id="accepted, but nothing emitted"),
         pytest.param(2, 3, 4, id="more accepted than verified"),
-        pytest.param(0, 0, 2, id="two ids of the target's own"),
+        pytest.param(2, 1, 3, id="two ids of the target's own"),
         pytest.param(4, 2, 4, id="more emitted than decided"),
         pytest.param(4, 3, 2, id="fewer emitted than accepted"),
     ],
@@ -556,7 +565,8 @@ def rpc_error(code: grpc.StatusCode, details: str | None, metadata: Any = ()) ->
         (grpc.StatusCode.FAILED_PRECONDITION, Incompatible),
         (grpc.StatusCode.UNIMPLEMENTED, ProtocolMismatch),
         (grpc.StatusCode.INTERNAL, ProtocolViolation),
-        (grpc.StatusCode.PERMISSION_DENIED, BaruError),
+        (grpc.StatusCode.PERMISSION_DENIED, PermissionDenied),
+        (grpc.StatusCode.ABORTED, BaruError),
     ],
 )
 def test_a_bare_status_is_the_nearest_error(code: grpc.StatusCode, cls: type[BaruError]) -> None:
