@@ -313,7 +313,10 @@ def link_table(rows: Sequence[Row]) -> str:
     """What an outage takes, and what a bad link costs: the last run of each lab."""
     if not rows:
         return ""
-    labs = {row["lab"]: row for row in rows}
+    labs: dict[str, Row] = {}
+    for row in rows:  # the last of each figure: a run may have measured some only
+        found = labs.get(row["lab"], {"found": {}})["found"] | row["found"]
+        labs[row["lab"]] = row | {"found": found}
     lines = ["| median (range) | " + " | ".join(labs) + " |", "| --- |" + " --- |" * len(labs)]
     for name, title in _LINK_ROWS.items():
         cells = [_spread(row["found"].get(name)) for row in labs.values()]
