@@ -43,15 +43,15 @@ class HubConfig:
     """Most prompt ids fed in one step."""
     drain_grace_s: float = 10.0
     """Time that running sessions get to finish after SIGTERM."""
-    node_silence_s: float = 3.0
+    node_silence_s: float = LinkPolicy.node_silence_s
     """A node that has sent heartbeats, and then nothing for so long, is gone."""
-    slow_reader_s: float = 10.0
+    slow_reader_s: float = LinkPolicy.slow_reader_s
     """A node that leaves its frames unread for so long is gone."""
-    orphan_grace_s: float = 30.0
+    orphan_grace_s: float = LinkPolicy.orphan_grace_s
     """Time that a session is kept when its node is gone; 0: none."""
-    orphan_tokens: int = 512
+    orphan_tokens: int = LinkPolicy.orphan_tokens
     """Most ids that it decodes meanwhile."""
-    orphan_mb: int = 512
+    orphan_mb: int = LinkPolicy.orphan_bytes >> 20
     """Most memory for keys and values that all such sessions hold, MB."""
     announce: str = ""
     """Identity to announce on the local network by mDNS; none: do not."""

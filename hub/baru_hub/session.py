@@ -195,9 +195,8 @@ class Session:
         provisional = self.mailbox.num_provisional
         draft = tuple(usable[: min(max_draft, most, provisional or max_draft)])
         own_depth, own_width = 0, 1
-        if (
-            self.own and len(pending) == 1 and not provisional
-        ):  # the hub's drafter reads what was computed before the last id
+        # The hub's drafter reads what was computed before the last id.
+        if self.own and len(pending) == 1 and not provisional:
             own_depth, own_width = min(self.own.depth, most - len(draft)), self.own.width
         return Block(
             tuple(pending),

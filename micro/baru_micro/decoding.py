@@ -151,6 +151,7 @@ class Generation:
 
     async def _without_hub(self) -> AsyncGenerator[Event, None]:
         """Try to reach a hub, and decode meanwhile if that is wanted."""
+        self._may_decode.set()  # the last hub was told, and answered
         reaching = asyncio.create_task(self.reach.again(self, self._last))
         try:
             async with aclosing(self._meanwhile(reaching)) as meanwhile:

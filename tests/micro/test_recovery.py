@@ -517,3 +517,25 @@ async def test_leaving_in_an_outage_leaves_nothing() -> None:
         await events.aclose()
     assert asyncio.all_tasks() == before
     assert all(stream.closed for stream in channel.streams)
+
+
+async def test_kept_ids_come_in_each_outage() -> None:
+    """A hub that was told what stands, and answered, holds nothing back when it is gone again."""
+    own = local(*[90] * 2000, pause_s=0.01)
+    scripts: list[list[Line]] = [[opened(), _GONE], [], [InvalidRequest("enough")]]
+    channel = ScriptedChannel(scripts)
+
+    def answer(request: Open) -> list[Line]:
+        return [opened(len(request.committed), continued=False), _GONE]
+
+    channel.answer = answer
+    task = asyncio.create_task(
+        run(channel, own=own, reconcile=Reconcile.KEEP, params=SamplingParams(max_tokens=3000), max_length=3002)
+    )
+    await until(lambda: len(channel.streams) == 2)
+    channel.unready += [_GONE] * 200
+    num_asked = len(own.asked)
+    await until(lambda: len(own.asked) > num_asked + 3)
+    channel.unready.clear()
+    with pytest.raises(InvalidRequest, match="enough"):
+        await task

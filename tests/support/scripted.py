@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,7 +46,7 @@ class ScriptedStream:
         self.channel.num_renewed += 1
 
     async def frames(self) -> AsyncIterator[HubFrame]:
-        for line in self.script:
+        for line in self.script or self.channel.answer(self.opened_with):
             await asyncio.sleep(0)
             if isinstance(line, asyncio.Event):
                 waiting = asyncio.ensure_future(line.wait())
@@ -78,6 +78,8 @@ class ScriptedChannel:
     streams: list[ScriptedStream] = field(default_factory=list)
     num_streams: int = 0
     num_renewed: int = 0
+    answer: Callable[[Open], Sequence[Line]] = lambda _request: ()
+    """Makes the script of a stream that has none, from what it was opened with."""
     unready: list[BaseException] = field(default_factory=list)
     """Raised by the first attempts."""
 
