@@ -39,6 +39,13 @@ def run(app: typer.Typer, name: str) -> None:
         sys.exit(EXIT_INTERRUPTED)
 
 
+def given(context: typer.Context) -> dict[str, Any]:
+    """Return the options that the command line or the environment says: they go before a settings file."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    said = [name for name, source in sources.items() if source and source.name in ("COMMANDLINE", "ENVIRONMENT")]
+    return {name: context.params[name] for name in said}
+
+
 def configure_logs(*, verbose: bool) -> None:
     """Log to stderr: warnings, or everything of ours when `verbose`."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

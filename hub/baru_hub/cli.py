@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.text import Text
 
 from baru_common import __version__
-from baru_common.cli_support import configure_logs, harmless, print_json, run
+from baru_common.cli_support import configure_logs, given, harmless, print_json, run
+from baru_common.config_file import ConfigFile
 from baru_common.discovery import announced
-from baru_common.errors import ConfigError
 from baru_common.model_files import DEFAULT_TARGET, load, locate
 
 from . import load_engine
-from .config import DEFAULT_LISTEN, HubConfig, split_address
+from .config import HubConfig, TargetConfig, split_address
 from .engines import Engine
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -39,21 +39,31 @@ def version() -> None:
 
 @app.command()
 def serve(
-    target: Annotated[
-        str, typer.Option(help="Target model: a name, a Hugging Face folder, or a .gguf file.")
-    ] = DEFAULT_TARGET,
-    engine: Annotated[str, typer.Option(help="What runs the target: transformers or simulated.")] = "transformers",
+    context: typer.Context,
+    config: Annotated[
+        Path | None, typer.Option(help="Settings file (TOML, tables hub and target); options go before it.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option("--target", help="Target model: a name, a Hugging Face folder, or a .gguf file.")
+    ] = TargetConfig.model,
+    engine: Annotated[str, typer.Option(help="What runs the target: transformers or simulated.")] = TargetConfig.engine,
     profile: Annotated[
         str | None, typer.Option(help="Device that a simulated target takes its time from, e.g. thor-qwen3-8b-int4.")
-    ] = None,
+    ] = TargetConfig.profile,
     drafter: Annotated[
         str | None, typer.Option(help="Draft at the hub, too: early_exit:LAYERS, eagle3:PATH, mtp or dflash:PATH.")
-    ] = None,
-    kv_cache_mb: Annotated[int, typer.Option(help="Memory for keys and values, MB; it bounds all sessions.")] = 1024,
-    listen: Annotated[str, typer.Option(help="HOST:PORT to serve on; port 0 takes a free one.")] = DEFAULT_LISTEN,
-    dtype: Annotated[str, typer.Option(help="Numeric type of the target: bfloat16, float32 or float16.")] = "bfloat16",
-    device: Annotated[str, typer.Option(help="Device of the target, as torch names it.")] = "cpu",
-    threads: Annotated[int, typer.Option(min=0, help="CPU threads of the target; 0 leaves the choice to torch.")] = 0,
+    ] = TargetConfig.drafter,
+    kv_cache_mb: Annotated[
+        int, typer.Option(help="Memory for keys and values, MB; it bounds all sessions.")
+    ] = TargetConfig.kv_cache_mb,
+    listen: Annotated[str, typer.Option(help="HOST:PORT to serve on; port 0 takes a free one.")] = HubConfig.listen,
+    dtype: Annotated[
+        str, typer.Option(help="Numeric type of the target: bfloat16, float32 or float16.")
+    ] = TargetConfig.dtype,
+    device: Annotated[str, typer.Option(help="Device of the target, as torch names it.")] = TargetConfig.device,
+    threads: Annotated[
+        int, typer.Option(min=0, help="CPU threads of the target; 0 leaves the choice to torch.")
+    ] = TargetConfig.threads,
     max_sessions: Annotated[int, typer.Option(help="Most sessions at a time.")] = HubConfig.max_sessions,
     max_depth: Annotated[
         int, typer.Option(help="Most draft ids checked per session and step; 0: no drafting.")
@@ -75,30 +85,13 @@ def serve(
 ) -> None:
     """Load the target and serve it until SIGTERM or Ctrl-C, which let running sessions finish."""
     configure_logs(verbose=verbose)
-    config = HubConfig(
-        listen=listen,
-        max_sessions=max_sessions,
-        max_depth=max_depth,
-        max_draft_ahead=max(HubConfig.max_draft_ahead, max_depth),
-        max_patience_ms=max_patience_ms,
-        drain_grace_s=drain_grace_s,
-        orphan_grace_s=orphan_grace_s,
-        orphan_tokens=orphan_tokens,
-        announce=announce,
-        reflection=reflection,
-    )
+    file, said = ConfigFile.read(config), given(context)
+    target = file.settings("target", TargetConfig, said)
+    hub = file.settings("hub", HubConfig, said)
     say = Say(json_output=json_output)
-    with say.loading(profile or target):
-        if engine == "simulated" and drafter is None:
-            runs: Engine = _simulated_engine(profile)
-        elif engine == "transformers" and profile is None:
-            runs = _transformers_engine(target, dtype, device, threads, kv_cache_mb, drafter)
-        else:
-            raise ConfigError(
-                f"--engine {engine} with --profile {profile} is no engine",
-                hint="use --engine transformers, or --engine simulated --profile NAME",
-            )
-    uvloop.run(_serve(runs, config, say))
+    with say.loading(target.name):
+        runs = _simulated_engine(target.profile) if target.profile else _transformers_engine(target)
+    uvloop.run(_serve(runs, hub, say))
 
 
 @app.command()
@@ -165,21 +158,25 @@ class Say:
             )
 
 
-def _simulated_engine(profile: str | None) -> Engine:
+def _simulated_engine(profile: str) -> Engine:
     from .engines.simulated import DeviceProfile, SimulatedEngine
 
-    return SimulatedEngine(DeviceProfile.load(profile or ""))
+    return SimulatedEngine(DeviceProfile.load(profile))
 
 
-def _transformers_engine(
-    target: str, dtype: str, device: str, threads: int, kv_cache_mb: int, drafter: str | None
-) -> Engine:
-    locate(target)  # what is missing is said before the slow imports
+def _transformers_engine(config: TargetConfig) -> Engine:
+    locate(config.model)  # what is missing is said before the slow imports
     import torch
 
-    if threads:
-        torch.set_num_threads(threads)
-    return load_engine(target, dtype=dtype, device=device, kv_cache_mb=kv_cache_mb, drafter=drafter)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    return load_engine(
+        config.model,
+        dtype=config.dtype,
+        device=config.device,
+        kv_cache_mb=config.kv_cache_mb,
+        drafter=config.drafter,
+    )
 
 
 async def _serve(engine: Engine, config: HubConfig, say: Say) -> None:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 from baru_common.channel_options import MAX_MESSAGE_BYTES
 from baru_common.errors import ConfigError
+from baru_common.model_files import DEFAULT_TARGET
 
 from .orphans import LinkPolicy
 
 DEFAULT_LISTEN = "127.0.0.1:7443"
+_DRAFT_AHEAD = 64
 _LEAST = {
     "max_sessions": 1,
     "max_depth": 0,
@@ -26,8 +28,48 @@ _LEAST = {
 
 
 @dataclass(frozen=True)
+class TargetConfig:
+    """What `baru-hub serve` runs: the table [target] of a settings file."""
+
+    model: str = DEFAULT_TARGET
+    """A name, a Hugging Face folder, or a .gguf file."""
+    engine: str = "transformers"
+    """What runs it: transformers or simulated."""
+    profile: str | None = None
+    """Device that a simulated target takes its time from."""
+    drafter: str | None = None
+    """The hub's own drafter: early_exit:LAYERS, eagle3:PATH, mtp or dflash:PATH; none: do not draft here."""
+    kv_cache_mb: int = 1024
+    """Memory for keys and values, MB; it bounds all sessions."""
+    dtype: str = "bfloat16"
+    """Numeric type: bfloat16, float32 or float16."""
+    device: str = "cpu"
+    """As torch names it."""
+    threads: int = 0
+    """CPU threads; 0 leaves the choice to torch."""
+
+    def __post_init__(self) -> None:
+        if self.engine not in ("transformers", "simulated") or (self.engine == "simulated") != (
+            self.profile is not None
+        ):
+            raise ConfigError(
+                f"engine {self.engine} with profile {self.profile} is no engine",
+                hint="use --engine transformers, or --engine simulated --profile NAME",
+            )
+        if self.engine == "simulated" and self.drafter:
+            raise ConfigError("a simulated target has no drafter of its own", hint="leave --drafter out")
+        if self.threads < 0:
+            raise ConfigError(f"threads is {self.threads}, must be at least 0")
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self.profile or self.model
+
+
+@dataclass(frozen=True)
 class HubConfig:
-    """What `baru-hub serve` runs with. ConfigError names the setting that is wrong."""
+    """How `baru-hub serve` serves: the table [hub] of a settings file. ConfigError names the setting that is wrong."""
 
     listen: str = DEFAULT_LISTEN
     """Address to serve on, HOST:PORT; port 0 takes a free one. Loopback only until mTLS is built."""
@@ -35,8 +77,8 @@ class HubConfig:
     """Most sessions at a time."""
     max_depth: int = 16
     """Most draft ids checked per session and step; 0 turns drafting off."""
-    max_draft_ahead: int = 64
-    """Most drafted ids past the committed length that the hub keeps per session."""
+    max_draft_ahead: int = 0
+    """Most drafted ids past the committed length that the hub keeps per session; 0: 64, or `max_depth` if more."""
     max_patience_ms: float = 250.0
     """Longest wait for a draft, whatever it promises; 0 never waits."""
     max_prefill: int = 512
@@ -70,6 +112,8 @@ class HubConfig:
         for name, least in _LEAST.items():
             if not least <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} is {getattr(self, name)}, must be at least {least}")
+        if not self.max_draft_ahead:
+            object.__setattr__(self, "max_draft_ahead", max(_DRAFT_AHEAD, self.max_depth))
         if self.max_draft_ahead < self.max_depth:
             raise ConfigError(
                 f"max_draft_ahead is {self.max_draft_ahead}, must be at least max_depth ({self.max_depth})"

@@ -119,9 +119,27 @@ async def test_a_hub_does_not_wait_for_nodes_that_are_gone(tmp_path: Path) -> No
         assert process.returncode == 0
 
 
+async def test_a_settings_file_is_followed_and_options_go_before_it(tmp_path: Path) -> None:
+    """The target comes from the file; so does the limit, but not the address."""
+    file = tmp_path / "kit.toml"
+    model = save(_TARGET, tmp_path / "tiny")
+    file.write_text(
+        f'[target]\nmodel = "{model}"\ndtype = "float32"\n[hub]\nlisten = "127.0.0.1:1"\nmax_draft_ahead = 33\n'
+    )
+    process = await start("serve", "--config", str(file), "--listen", "127.0.0.1:0", "--json")
+    try:
+        assert await event(process) == {"event": "loading", "target": str(model)}
+        async with MicroNode.connect((await event(process))["address"], drafter=None) as node:
+            assert (node.hub.target_name, node.hub.limits.max_draft_ahead) == ("tiny", 33)
+    finally:
+        process.kill()
+        await process.wait()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("--config", "/no/kit.toml"), ("/no/kit.toml cannot be read",)),
         (("--target", "/no/such/model"), ("there is no model at /no/such/model", ".gguf")),
         (("--target", "/no/[/red]such"), ("there is no model at /no/[/red]such", ".gguf")),
         (("--target", __file__), ("is not a .gguf file", "safetensors")),

@@ -85,7 +85,7 @@ def test_a_value_out_of_range_is_named(name: str, value: float) -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        {"max_sessions": 1, "max_depth": 0, "max_draft_ahead": 0, "max_prefill": 1, "max_patience_ms": 0.0},
+        {"max_sessions": 1, "max_depth": 0, "max_draft_ahead": 1, "max_prefill": 1, "max_patience_ms": 0.0},
         {"max_depth": 16, "max_draft_ahead": 16},
         {"drain_grace_s": 0.0},
         {"node_silence_s": 0.5, "slow_reader_s": 0.5},
