@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -196,3 +197,10 @@ async def test_a_wrong_call_is_a_usage_error(arguments: tuple[str, ...]) -> None
 async def test_the_version_is_the_packages() -> None:
     """Alone on its line."""
     assert await refused("version") == (0, f"{__version__}\n", "")
+
+
+def test_what_needs_no_model_loads_no_torch() -> None:
+    """A command that fails, and a hub with a simulated target, are there at once: torch takes seconds to load."""
+    program = "import sys, baru_hub.cli, baru_hub.server, baru_hub.engines.simulated; print('torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout == "False\n"

@@ -21,8 +21,8 @@ from baru_common.sampling import NO_ID, SamplingContext, SamplingParams
 from baru_common.tokens import Tokenizer
 from baru_hub.acceptance import Decision
 from baru_hub.cost_model import CostModel
-from baru_hub.drafters.guesses import Guesses
 from baru_hub.engines import Allocation, EngineSpec, Feed, Want
+from baru_hub.guesses import Guesses
 from baru_hub.scheduler import GoodputScheduler, Plan
 from baru_hub.session import Session
 from baru_hub.verifier import LiveSession, Verifier

@@ -18,9 +18,9 @@ from baru_common.model_files import LoadedModel, ModelFiles
 from baru_common.sampling import SamplingContext, SamplingParams
 from baru_common.sampling.sampler import Sampler
 from baru_hub.acceptance import accept
-from baru_hub.drafters.guesses import Guesses
 from baru_hub.engines import Feed, Want
 from baru_hub.engines.transformers import TransformersEngine
+from baru_hub.guesses import Guesses
 from baru_hub.session import Block
 
 from .tiny import tiny_bundle, twin

@@ -17,9 +17,8 @@ import torch
 
 from baru_common.model_files import LoadedModel
 from baru_common.sampling.sampler import Sampler
+from baru_hub.guesses import Guesses
 from baru_hub.kv_cache import KvShape, PagedCache
-
-from .guesses import Guesses
 
 MOST_UNREAD = 2048
 """States kept of a session for which nothing is drafted; of what was before, the drafter knows less."""

@@ -22,13 +22,13 @@ from transformers import LlamaConfig
 from baru_common.errors import ModelFileError
 from baru_common.model_files import LoadedModel
 from baru_common.sampling.sampler import within
+from baru_hub.guesses import Guesses
 from baru_hub.kv_cache import AttentionPlan, KvShape
 from baru_hub.ragged_batch import SequenceFeed, lay_out
 from baru_hub.session import Block
 
 from .base import DraftAsk, TargetParts
 from .checkpoint import fill, read_folder
-from .guesses import Guesses
 from .layers import Attend, DecoderLayer, Rotary, norm_of, num_bytes_of
 from .recurrent import attend_through
 

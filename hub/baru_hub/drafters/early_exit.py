@@ -16,11 +16,11 @@ from torch import nn
 
 from baru_common.errors import ConfigError
 from baru_common.sampling.sampler import within
+from baru_hub.guesses import Guesses
 from baru_hub.kv_cache import AttentionPlan
 from baru_hub.ragged_batch import SequenceFeed, lay_out
 
 from .base import DraftAsk, TargetParts
-from .guesses import Guesses
 from .layers import num_bytes_of
 from .paths import Path
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import torch
 
 from baru_common.sampling import NO_ID
+from baru_hub.guesses import Guesses
 from baru_hub.ragged_batch import SequenceFeed
 from baru_hub.session import Block
 
 from .base import DraftAsk
-from .guesses import Guesses
 
 
 @dataclass

@@ -13,11 +13,11 @@ from typing import Protocol
 
 import torch
 
+from baru_hub.guesses import Guesses
 from baru_hub.kv_cache import AttentionPlan, KvShape, PagedCache, ragged_attention
 from baru_hub.ragged_batch import SequenceFeed, lay_out
 
 from .base import DraftAsk, TargetParts
-from .guesses import Guesses
 from .layers import Attend
 from .paths import Path
 

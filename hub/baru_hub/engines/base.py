@@ -11,7 +11,7 @@ from baru_common.sampling import SamplingContext
 from baru_common.tokens import TokenizerBundle, Vocabulary
 from baru_hub.acceptance import Decision
 from baru_hub.cost_model import CostModel
-from baru_hub.drafters.guesses import Guesses
+from baru_hub.guesses import Guesses
 from baru_hub.session import Block
 
 

@@ -26,7 +26,7 @@ from baru_common.tokens import TokenizerBundle, Vocabulary
 from baru_common.tokens.vocabulary import BYTE_LEVEL_ALPHABET
 from baru_hub.acceptance import Decision
 from baru_hub.cost_model import CostModel, StepShape
-from baru_hub.drafters.guesses import Guesses
+from baru_hub.guesses import Guesses
 
 from .base import Allocation, EngineSpec, Feed, Want
 

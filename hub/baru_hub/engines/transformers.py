@@ -22,7 +22,7 @@ from baru_hub.acceptance import Decision, standing
 from baru_hub.cost_model import CostModel, StepShape
 from baru_hub.deciding import decide
 from baru_hub.drafters import DraftAsk, HubDrafter, States, TargetParts, hub_drafter
-from baru_hub.drafters.guesses import Guesses
+from baru_hub.guesses import Guesses
 from baru_hub.kv_cache import ATTENTION, AttentionPlan, KvShape, PagedCache
 from baru_hub.numerics import row_floor
 from baru_hub.page_pool import PagePool, page_keys
