@@ -231,11 +231,11 @@ async def test_d05_the_default_target(default_target: LoadedModel) -> None:
     harmless = local.encode_chat([{"role": "user", "content": "hi"}])
     reference = untyped_fast(tokenizer_object=tokenizers.Tokenizer.from_str(local.bundle.tokenizer_json))
     reference.chat_template = local.bundle.chat_template
-    for content in ("hi", "Zusammenfassung: Größe 🚒 λ=3", FORGED):
-        messages = [{"role": "user", "content": content}]
-        ids = local.encode_chat(messages)
-        assert control_ids(local, ids) == control_ids(local, harmless)
-        async with hub_of(default_target) as hub, MicroNode.connect(hub.address) as node:
+    async with hub_of(default_target) as hub, MicroNode.connect(hub.address) as node:
+        for content in ("hi", "Zusammenfassung: Größe 🚒 λ=3", FORGED):
+            messages = [{"role": "user", "content": content}]
+            ids = local.encode_chat(messages)
+            assert control_ids(local, ids) == control_ids(local, harmless)
             assert node.prompt_ids(messages) == ids
-        if content is not FORGED:
-            assert ids == reference.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            if content is not FORGED:
+                assert ids == reference.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)

@@ -11,8 +11,7 @@ import torch
 
 from baru_common.drafters import load_drafter
 from baru_common.drafters.causal_lm import CausalLmDrafter
-from baru_common.model_files import DEFAULT_TARGET, SHIPPED_DRAFTER, load, locate
-from baru_common.tokens import Vocabulary
+from baru_common.model_files import SHIPPED_DRAFTER, LoadedModel, locate
 
 _ANSWERS = Path(__file__).parents[1] / "data" / "greedy_smollm2_fp32.json"
 _DEPTH = 4
@@ -25,8 +24,9 @@ def shipped() -> CausalLmDrafter:
     return drafter
 
 
-def test_it_is_of_the_targets_vocabulary_and_small() -> None:
-    target = Vocabulary.from_tokenizer_json(load(DEFAULT_TARGET).bundle.tokenizer_json)
+@pytest.mark.target
+def test_it_is_of_the_targets_vocabulary_and_small(default_target: LoadedModel) -> None:
+    target = default_target.vocabulary
     shipped().loaded.vocabulary.require_same(target, ours="the shipped drafter", theirs="the target")
     assert locate(SHIPPED_DRAFTER).weights[0].stat().st_size <= 12_000_000
     assert shipped().min_confidence > 0

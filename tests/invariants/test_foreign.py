@@ -87,7 +87,7 @@ async def test_the_default_target_is_drafted_for_in_another_tokenizer(default_ta
     ids shuffled: a tokenizer that splits most longer words otherwise, and a model that still predicts them."""
     drafter = bound(renamed(default_target, longest=5), default_target)
     emitted = steps = 0
-    async with hub_of(default_target, scheduler=Lockstep(depth=4)) as hub:
+    async with hub_of(default_target, scheduler=Lockstep(depth=4), kv_cache_mb=64) as hub:
         for prompt in golden()[::30]:
             finish, _ = await generate(hub.address, prompt.prompt_ids, SamplingParams(max_tokens=16), drafter)
             assert finish.ids == prompt.ids[:16], prompt.name

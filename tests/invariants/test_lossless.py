@@ -97,15 +97,15 @@ async def test_an_output_without_drafting_is_the_same() -> None:
 
 @pytest.fixture
 async def default_hub(default_target: LoadedModel) -> AsyncIterator[str]:
-    async with hub_of(default_target, scheduler=free_running()) as hub:
+    async with hub_of(default_target, scheduler=free_running(), kv_cache_mb=64) as hub:
         yield hub.address
 
 
 @pytest.mark.target
-@pytest.mark.parametrize("kind", DRAFTERS)
-async def test_the_default_target_short(kind: str, default_hub: str, default_target: LoadedModel) -> None:
+async def test_the_default_target_short(default_hub: str, default_target: LoadedModel) -> None:
     """A few prompts and the start of their answers; `test_the_default_target` is the long form."""
-    await check_prompts(kind, default_hub, default_target, golden()[::13], num_tokens=24)
+    for kind in DRAFTERS:
+        await check_prompts(kind, default_hub, default_target, golden()[::13], num_tokens=24)
 
 
 @pytest.mark.target
@@ -124,7 +124,7 @@ async def check_prompts(
     assert prompts
     for prompt in prompts:
         finish = await answers(address, prompt, num_tokens, drafter_of(kind, small, prompt))
-        assert finish.ids == prompt.ids[:num_tokens], prompt.name
+        assert finish.ids == prompt.ids[:num_tokens], (kind, prompt.name)
         num_emitted += finish.usage.num_emitted
         num_steps += finish.usage.num_steps
     print(f"{kind}: {len(prompts)} prompts, {num_emitted} ids, mean accepted length {num_emitted / num_steps:.2f}")  # noqa: T201

@@ -20,18 +20,23 @@ from baru_micro.client import Prompt
 from .lockstep import Lockstep
 from .tiny import twin
 
-KV_CACHE_MB = 128
+KV_CACHE_MB = 16
+"""For a tiny target: 512 pages. Each hub's cache is filled with zeros at its start, and there are hundreds of them."""
 
 LOOPBACK = HubConfig(listen="127.0.0.1:0")
 
 
 @asynccontextmanager
 async def hub_of(
-    target: LoadedModel | Engine, *, scheduler: Scheduler | None = None, **settings: object
+    target: LoadedModel | Engine,
+    *,
+    scheduler: Scheduler | None = None,
+    kv_cache_mb: int = KV_CACHE_MB,
+    **settings: object,
 ) -> AsyncIterator[Hub]:
     """Serve `target` on a free loopback port, in lockstep unless told otherwise: what is verified then
     depends on nothing but the drafter."""
-    engine = TransformersEngine(twin(target), kv_cache_mb=KV_CACHE_MB) if isinstance(target, LoadedModel) else target
+    engine = TransformersEngine(twin(target), kv_cache_mb=kv_cache_mb) if isinstance(target, LoadedModel) else target
     scheduler = scheduler or Lockstep()
     try:
         async with running_hub(engine, replace(LOOPBACK, **settings), scheduler=scheduler) as hub:  # type: ignore[arg-type]
