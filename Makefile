@@ -50,7 +50,7 @@ protos-check: ## The generated code is what the contract says
 	@for f in $$(cd build/protos && find . -name '*_pb2*'); do diff -u "common/$$f" "build/protos/$$f" || exit 1; done
 
 unit: $(STAMP) ## Tests
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -m 'not full' --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -m 'not full' --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-full: $(STAMP) ## Long forms: every prompt, every drafter, against transformers' own greedy output
 	@$(BIN)/pytest -m full --timeout 7200 -s

@@ -10,14 +10,6 @@ import baru_common.cache_folder
 from baru_common.model_files import DEFAULT_TARGET, LoadedModel, load
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In a parallel run the tests of a file stay in one process, so that what they load once is loaded once."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
-
-
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)

@@ -79,22 +79,29 @@ def parsed(ids: Sequence[int]) -> object:
     return value
 
 
+@cache
+def grammar_tokenizer() -> llguidance.LLTokenizer:
+    return llguidance.LLTokenizer(TARGET.bundle.tokenizer_json, eos_token=EOS)
+
+
 @torch.inference_mode()
 def constrained_greedy(prompt: Sequence[int]) -> list[int]:
     """The slow, plain reference: recompute and replay everything for each id."""
-    tokenizer = llguidance.LLTokenizer(TARGET.bundle.tokenizer_json, eos_token=EOS)
+    tokenizer = grammar_tokenizer()
     text = llguidance.LLMatcher.grammar_from_json_schema(
         json.dumps(SCHEMA),
         defaults={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
     )
     output: list[int] = []
     while EOS not in output:
-        logits = TARGET.model(input_ids=torch.tensor([[*prompt, *output]]), use_cache=False).logits[0, -1, :SIZE]
         matcher = llguidance.LLMatcher(tokenizer, text)
         assert matcher.consume_tokens(output)
-        mask, values = matcher.compute_bitmask(), logits.tolist()
+        mask = matcher.compute_bitmask()
         allowed = [i for i in range(SIZE) if mask[i // 8] >> i % 8 & 1]
-        output.append(min(allowed, key=lambda i: (-values[i], i)))
+        if len(allowed) > 1:
+            values = TARGET.model(input_ids=torch.tensor([[*prompt, *output]]), use_cache=False).logits[0, -1].tolist()
+            allowed.sort(key=lambda i: (-values[i], i))
+        output.append(allowed[0])
     return output
 
 

@@ -42,8 +42,6 @@ CUTS = (Fault.RST, Fault.FIN, Fault.BLACK_HOLE)
 GRACE_S = 0.5
 WITHOUT_NODE = ("down", "connecting")
 
-pytestmark = pytest.mark.xdist_group("labs")  # one at a time: each removes what killed ones left, and time counts
-
 
 def ci_and_full(name: str, ci: object, full: object, timeout_s: int = 600) -> pytest.MarkDecorator:
     """Both forms of a test: the short one, and the long one for `make test-full`."""

@@ -29,8 +29,6 @@ DATA = random.Random(7).randbytes(100_000)
 
 both = pytest.mark.parametrize("kind", list(LabKind), ids=lambda kind: kind.value)
 
-pytestmark = pytest.mark.xdist_group("labs")  # one at a time: each removes what killed ones left, and time counts
-
 
 class Peer:
     """One end of a TCP connection."""

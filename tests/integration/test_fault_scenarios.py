@@ -36,8 +36,6 @@ SCENARIOS = [
 CUTS = {Fault.RST, Fault.FIN, Fault.BLACK_HOLE, Fault.STALL, Fault.HUB_KILL, Fault.HUB_RESTART}
 """Faults after which the node must have noticed an outage."""
 
-pytestmark = pytest.mark.xdist_group("labs")  # one at a time: each removes what killed ones left, and time counts
-
 
 async def start_hub(lab: Lab) -> None:
     serve = ["serve", "--engine", "simulated", "--profile", "thor-qwen3-8b-nvfp4", "--listen", lab.hub_listen, "--json"]

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import fcntl
 import json
 import os
 import shutil
 import socket
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import asdict
@@ -62,6 +64,13 @@ class NetLab(Lab):
         """Make the namespaces and the wire; skips the test with the reason where that is not possible."""
         if reason := missing():
             pytest.skip(f"no network namespaces: {reason}")
+        with _alone():
+            async with cls._open(seed) as lab:
+                yield lab
+
+    @classmethod
+    @asynccontextmanager
+    async def _open(cls, seed: int) -> AsyncIterator[NetLab]:
         emulator = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "support.emulator", str(seed)),
             stdin=asyncio.subprocess.PIPE,
@@ -125,6 +134,14 @@ OPEN: Mapping[LabKind, Callable[[], AbstractAsyncContextManager[Lab]]] = {
     LabKind.FRAMES: NetLab.open,
 }
 """How each lab is opened: parametrise a scenario by `LabKind`."""
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One lab of frames at a time on a machine, whoever runs tests: each removes what a killed one left."""
+    with Path(tempfile.gettempdir(), "baru-netlab.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager
