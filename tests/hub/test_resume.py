@@ -289,15 +289,14 @@ async def test_breaks_may_follow_each_other() -> None:
 async def test_provisional_ids_are_checked_as_one_block(
     kind: str, num_missed: int | None, num_provisional: int
 ) -> None:
-    """Right ones, or wrong at each place, more than may be drafted ahead: the output does not change, and one step
-    settles all of them."""
+    """Right ones, or wrong at the first places, the last one and where the most that may be drafted ahead ends: the
+    output does not change, and one step settles all of them."""
     place = 2
     async with hub() as (verifier, stepped):
         whole = await undisturbed(verifier, stepped, request_of(**REQUESTS[kind] | {"max_tokens": 26}))
         right = whole.output[place : place + num_provisional]
-        for wrong_at in sorted({*range(3), *range(_AHEAD - 1, _AHEAD + 2), len(right) - 1, len(right)}):
-            if wrong_at > len(right):
-                continue
+        ends = {0, 1, _AHEAD - 1, _AHEAD, _AHEAD + 1, len(right) - 1, len(right)}
+        for wrong_at in sorted(end for end in ends if end <= len(right)):
             told = list(right)
             if wrong_at < len(right):
                 told[wrong_at] = 99

@@ -75,7 +75,7 @@ async def test_an_ngram_node_is_light() -> None:
 async def default_hub() -> AsyncIterator[str]:
     """`baru-hub serve` with the default target, as a process; yields its address."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "baru_hub.cli", "serve", "--listen", "127.0.0.1:0", "--json"),
+        *(sys.executable, "-m", "baru_hub.cli", "serve", "--kv-cache-mb", "64", "--listen", "127.0.0.1:0", "--json"),
         stdout=asyncio.subprocess.PIPE,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
