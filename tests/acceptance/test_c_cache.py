@@ -317,6 +317,6 @@ def test_c05_holds_without_asserts() -> None:
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run(
-        [sys.executable, "-O", "-c", program], capture_output=True, text=True, timeout=60, check=False, env=environment
+        [sys.executable, "-O", "-c", program], capture_output=True, text=True, timeout=110, check=False, env=environment
     )
     assert (run.returncode, run.stdout.strip()) == (0, "held"), run.stderr
