@@ -11,19 +11,25 @@ from baru_common.model_files import LoadedModel
 from baru_common.sampling import SamplingParams
 from baru_hub.config import HubConfig
 from baru_hub.engines import Engine
-from baru_hub.engines.transformers import TransformersEngine
 from baru_hub.scheduler import Scheduler
 from baru_hub.server import Hub, running_hub
 from baru_micro import Finish, MicroNode, Step
 from baru_micro.client import Prompt
 
 from .lockstep import Lockstep
-from .tiny import twin
 
 KV_CACHE_MB = 16
 """For a tiny target: 512 pages. Each hub's cache is filled with zeros at its start, and there are hundreds of them."""
 
 LOOPBACK = HubConfig(listen="127.0.0.1:0")
+
+
+def _engine_of(target: LoadedModel, kv_cache_mb: int) -> Engine:
+    from baru_hub.engines.transformers import TransformersEngine  # torch takes seconds to load
+
+    from .tiny import twin
+
+    return TransformersEngine(twin(target), kv_cache_mb=kv_cache_mb)
 
 
 @asynccontextmanager
@@ -36,7 +42,7 @@ async def hub_of(
 ) -> AsyncIterator[Hub]:
     """Serve `target` on a free loopback port, in lockstep unless told otherwise: what is verified then
     depends on nothing but the drafter."""
-    engine = TransformersEngine(twin(target), kv_cache_mb=kv_cache_mb) if isinstance(target, LoadedModel) else target
+    engine = _engine_of(target, kv_cache_mb) if isinstance(target, LoadedModel) else target
     scheduler = scheduler or Lockstep()
     try:
         async with running_hub(engine, replace(LOOPBACK, **settings), scheduler=scheduler) as hub:  # type: ignore[arg-type]
