@@ -155,7 +155,7 @@ async def run(numbers: Sequence[int], num_at_once: int, reconcile: Reconcile) ->
     counts: Counter[str] = Counter()
     engine = SlowEngine(twin(tiny_target()), kv_cache_mb=64)
     room = asyncio.Semaphore(num_at_once)
-    async with hub_of(engine, scheduler=free_running(), max_sessions=2 * num_at_once) as hub:
+    async with hub_of(engine, scheduler=free_running(), max_sessions=4 * num_at_once) as hub:
 
         async def one(number: int, plain: MicroNode) -> None:
             drafter = list(drafters().values())[number % 3 == 0]
