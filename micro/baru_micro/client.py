@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Se
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 
 from baru_common.discovery import resolved
@@ -17,6 +18,7 @@ from baru_common.errors import EmptyPrompt, InvalidRequest, PromptTooLong
 from baru_common.frames import DrafterInfo, HubDescription, Open
 from baru_common.sampling import SamplingContext, SamplingParams
 from baru_common.sampling.guide import Guide
+from baru_common.tls import MEMBERS, TlsFiles
 from baru_common.tokens import Message, Tokenizer
 
 from .decoding import Fallback, Generation, Reconcile
@@ -94,20 +96,23 @@ class MicroNode:
         drafter: Drafter | TextDrafter | str | None = "ngram",
         timeout_s: float = 5.0,
         options: LinkOptions | None = None,
+        tls: TlsFiles | Path | str | None = None,
     ) -> AsyncIterator[MicroNode]:
         """Connect to the hub at HOST:PORT or found by `mdns:IDENTITY`, or to the first of several that answers, for the
         length of the block.
 
-        `drafter` is a loaded one, a name as `load_drafter` takes it, or None to draft nothing.
+        `drafter` is a loaded one, a name as `load_drafter` takes it, or None to draft nothing. `tls` is the folder that
+        `baru-hub certs issue` has made for this machine, or None for a hub on this machine that speaks plainly.
         HubUnavailable when nobody answers, unless the node can decode by itself and a hub answered before;
         Incompatible when hub, node and drafter do not fit, ConfigError when the node is to decode by itself and has no
-        model.
+        model, or its files are wrong; Unauthenticated when one side does not trust the other.
         """
         found = load_drafter(drafter) if isinstance(drafter, str) else drafter
         options = options or LinkOptions()
+        files = TlsFiles.of(tls, *MEMBERS) if tls else None
         async with AsyncExitStack() as stack:
             addresses = await resolved([hub] if isinstance(hub, str) else hub)
-            channels = [HubChannel(a, timeout_s=timeout_s, link=Link(options.timers)) for a in addresses]
+            channels = [HubChannel(a, timeout_s=timeout_s, link=Link(options.timers), tls=files) for a in addresses]
             hubs = Hubs(channels, options.fail_back)
             stack.push_async_callback(hubs.close)
             description = await _describe(hubs, may_be_away=options.may_decode(found))
