@@ -57,10 +57,9 @@ def allow_list(entries: Iterable[str]) -> frozenset[str]:
     """Return checked entries; empty ones and comments (#) are left out. ConfigError names one that is wrong."""
     found = frozenset(entry for line in entries if (entry := line.partition("#")[0].strip()))
     for entry in found - {EVERYBODY}:
-        role, _, name = f"node/{entry}".rpartition("/")
         try:
-            Identity("kit", Role(role.rpartition("/")[2]), name)
-        except (ConfigError, ValueError):
+            Identity.parse(f"spiffe://kit/{entry if '/' in entry else f'node/{entry}'}")
+        except ConfigError:
             raise ConfigError(f"{entry!r} on the list names nobody", hint="write NAME, ROLE/NAME or *") from None
     return found
 

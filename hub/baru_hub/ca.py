@@ -9,6 +9,7 @@ Keys: EC P-256, in files that only their owner may read. Certificates start a da
 from __future__ import annotations
 
 import ipaddress
+import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -70,6 +71,7 @@ class Authority:
         if (folder / "ca.key").exists():
             raise ConfigError(f"{folder} has an authority already", hint="choose another --dir, or use the one there")
         _make_private(folder)
+        _make_private(folder / "issued")
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, kit)])
         now = _now()
@@ -140,7 +142,7 @@ class Authority:
             self._certificate.subject,
             x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.name)]),
             key.public_key(),
-            x509.random_serial_number(),
+            secrets.randbits(63) + 1,  # short enough to be typed
         )
         purpose = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
         if isinstance(key, ed25519.Ed25519PrivateKey):

@@ -89,9 +89,9 @@ def certs_show(folder: _Dir = DEFAULT_FOLDER, json_output: _Json = False) -> Non
     table = Table(box=None)
     headings = ("name", "role", "for", "serial", "valid from", "valid to", "days left", "state")
     for heading in headings:
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, no_wrap=True)
     for one in rows:
-        table.add_row(*(str(one[heading.replace(" ", "_")]) for heading in headings))
+        table.add_row(*(str(one[heading.replace(" ", "_")]).partition("T")[0] for heading in headings))
     Console().print(table)
     for one in rows:
         if one["state"] == "ends soon":
@@ -108,7 +108,7 @@ def row(one: Issued, now: datetime) -> dict[str, Any]:
     return {
         "name": certificate.identity.name,
         "role": certificate.identity.role.value,
-        "for": "receipts" if one.signs_receipts else "connections",
+        "for": "receipts" if one.signs_receipts else "TLS",
         "serial": f"{certificate.serial:x}",
         "valid_from": f"{certificate.starts:%Y-%m-%dT%H:%M:%SZ}",
         "valid_to": f"{certificate.ends:%Y-%m-%dT%H:%M:%SZ}",

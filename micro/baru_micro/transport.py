@@ -52,7 +52,7 @@ class HubChannel:
     def __init__(
         self, address: str, *, timeout_s: float, link: Link | None = None, tls: TlsFiles | None = None
     ) -> None:
-        """`tls`: what to connect with, taken anew when it changes on disk; None: plainly. ConfigError: files are wrong."""
+        """`tls`: what to connect with, taken anew when it changes on disk; None: plainly. ConfigError: it is wrong."""
         self.address = address
         self.link = link or Link()
         self.streams: set[HubStream] = set()
