@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from baru.drafting.v1 import drafting_pb2
 from baru_common import wire
 from baru_common.certificates import HUB_HOST
+from baru_common.discovery import Place
 from baru_common.errors import BaruError, ConfigError, PermissionDenied, Unauthenticated
 from baru_common.frames import HubFrame, Open, Opened, Resume
 from baru_common.identity import Role
@@ -26,6 +27,7 @@ from baru_common.tls import MEMBERS, TlsFiles
 from baru_hub.access import ALLOWED
 from baru_hub.config import HubConfig
 from baru_hub.server import Hub
+from baru_micro import client
 from baru_micro.transport import HubChannel
 from support.hubs import hub_of
 from support.kits import Kit, kit
@@ -182,6 +184,24 @@ async def test_j01b_no_node_can_pose_as_a_hub(tmp_path: Path) -> None:
             await described(f"127.0.0.1:{port}", TlsFiles.of(made.issue("alpha"), *MEMBERS))
     finally:
         await server.stop(None)
+
+
+async def test_j01b_a_hub_that_is_found_by_name_has_to_prove_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is announced proves nothing: the other hub of the same kit is no help, either."""
+    made = kit(tmp_path)
+    made.issue("alpha")
+    async with trusted_hub(made) as hub:
+
+        async def found(_names: object) -> list[Place]:
+            return [Place(hub.address, identity)]
+
+        monkeypatch.setattr(client, "resolved", found)
+        for identity in ("spiffe://kit/hub/one", "spiffe://kit/hub/two"):
+            with nullcontext() if identity.endswith("one") else pytest.raises(Unauthenticated, match="not the hub two"):
+                async with client.MicroNode.connect("mdns:x", drafter=None, tls=made.folder / "alpha"):
+                    pass
 
 
 # -- (c) what is served where
