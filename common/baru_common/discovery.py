@@ -10,7 +10,7 @@ import asyncio
 import ipaddress
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from .errors import ConfigError, HubUnavailable
 
@@ -45,6 +45,12 @@ async def announced(host: str, port: int, identity: str) -> AsyncIterator[None]:
 async def find(identities: Collection[str], timeout_s: float = _FIND_S) -> list[str]:
     """Return addresses of hubs that say they are one of `identities`, in the order of these; HubUnavailable when none
     is heard in time. Others are passed over."""
+    found = await _found(identities, timeout_s)
+    return [found[identity] for identity in identities if identity in found]
+
+
+async def _found(identities: Collection[str], timeout_s: float) -> dict[str, str]:
+    """Return addresses by identity; HubUnavailable when there is none."""
     search = _Search(frozenset(identities), _library())
     with suppress(asyncio.TimeoutError):
         await asyncio.wait_for(search.run(), timeout_s)
@@ -53,7 +59,7 @@ async def find(identities: Collection[str], timeout_s: float = _FIND_S) -> list[
             f"no hub of {', '.join(identities)} was heard of in {timeout_s:.0f} s",
             hint="check that it runs with --announce, or give its address",
         )
-    return [search.found[identity] for identity in identities if identity in search.found]
+    return search.found
 
 
 class _Search:
@@ -89,14 +95,22 @@ class _Search:
             self.found[identity] = f"{host}:{info.port}"
 
 
-async def resolved(hubs: Sequence[str]) -> list[str]:
-    """Return addresses: of names that begin with `mdns:` those that are found, others as they are."""
+class Place(NamedTuple):
+    """Where a hub is, and who it has to be, if that is known."""
+
+    address: str
+    identity: str = ""
+
+
+async def resolved(hubs: Sequence[str]) -> list[Place]:
+    """Return where hubs are: of names that begin with `mdns:` those that are found, others as they are."""
     wanted = [name.removeprefix(PREFIX) for name in hubs if name.startswith(PREFIX)]
     if not wanted:
-        return list(hubs)
-    others = [name for name in hubs if not name.startswith(PREFIX)]
+        return [Place(address) for address in hubs]
+    others = [Place(name) for name in hubs if not name.startswith(PREFIX)]
     try:
-        return [*await find(wanted), *others]
+        found = await _found(wanted, _FIND_S)
+        return [*(Place(found[identity], identity) for identity in wanted if identity in found), *others]
     except HubUnavailable:
         if not others:
             raise

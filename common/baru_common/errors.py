@@ -12,10 +12,12 @@ BaruError
 │   ├── TokenizerMismatch
 │   └── VocabularyMismatch
 ├── Superseded            FAILED_PRECONDITION   a later stream of the session has taken its place
+├── Unauthenticated       UNAUTHENTICATED       one side's certificate is missing, expired, revoked or of another kit
 ├── PermissionDenied      PERMISSION_DENIED     it is not the caller's
 ├── NotFound              NOT_FOUND
 ├── CapacityExhausted     RESOURCE_EXHAUSTED    try again after `retry_after_s`
 ├── HubUnavailable        UNAVAILABLE           nobody answers, or the hub is draining
+│   └── ClockError
 ├── HubTimeout            DEADLINE_EXCEEDED
 ├── ProtocolViolation     INTERNAL              the peer broke the contract
 ├── EngineFailure         INTERNAL              the target failed; other sessions go on
@@ -94,6 +96,10 @@ class Superseded(BaruError):
     reason, status = "SUPERSEDED", "FAILED_PRECONDITION"
 
 
+class Unauthenticated(BaruError):
+    reason, status = "UNAUTHENTICATED", "UNAUTHENTICATED"
+
+
 class PermissionDenied(BaruError):
     reason, status = "PERMISSION_DENIED", "PERMISSION_DENIED"
 
@@ -121,6 +127,12 @@ class CapacityExhausted(BaruError):
 
 class HubUnavailable(BaruError):
     reason, status = "HUB_UNAVAILABLE", "UNAVAILABLE"
+
+
+class ClockError(HubUnavailable):
+    """This machine's clock is wrong, and no certificate can be judged. Like a hub that is away: it passes."""
+
+    reason = "CLOCK_WRONG"
 
 
 class HubTimeout(BaruError):

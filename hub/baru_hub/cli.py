@@ -17,13 +17,17 @@ from baru_common import __version__
 from baru_common.cli_support import configure_logs, given, harmless, print_json, run
 from baru_common.config_file import ConfigFile
 from baru_common.discovery import announced
+from baru_common.identity import Role
 from baru_common.model_files import DEFAULT_TARGET, load, locate
+from baru_common.tls import TlsFiles
 
 from . import load_engine
+from .certs_cli import certs_app
 from .config import HubConfig, TargetConfig, split_address
 from .engines import Engine
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+app.add_typer(certs_app, name="certs")
 
 
 @app.callback()
@@ -57,6 +61,16 @@ def serve(
         int, typer.Option(help="Memory for keys and values, MB; it bounds all sessions.")
     ] = TargetConfig.kv_cache_mb,
     listen: Annotated[str, typer.Option(help="HOST:PORT to serve on; port 0 takes a free one.")] = HubConfig.listen,
+    tls: Annotated[
+        Path | None,
+        typer.Option(envvar="BARU_TLS", help="Folder with the hub's certificate (`certs issue`); needed off loopback."),
+    ] = HubConfig.tls,
+    allow: Annotated[
+        list[str], typer.Option(help="Name that may connect; may be given again. Default: all of the kit.")
+    ] = list(HubConfig.allow),  # noqa: B006
+    allow_file: Annotated[
+        Path | None, typer.Option(help="File of such names, one a line; read again when it changes.")
+    ] = HubConfig.allow_file,
     dtype: Annotated[
         str, typer.Option(help="Numeric type of the target: bfloat16, float32 or float16.")
     ] = TargetConfig.dtype,
@@ -88,6 +102,8 @@ def serve(
     file, said = ConfigFile.read(config), given(context)
     target = file.settings("target", TargetConfig, said)
     hub = file.settings("hub", HubConfig, said)
+    if hub.tls:
+        TlsFiles.of(hub.tls, Role.HUB).load(Role.HUB)  # what is wrong is said before the target loads
     say = Say(json_output=json_output)
     with say.loading(target.name):
         runs = _simulated_engine(target.profile) if target.profile else _transformers_engine(target)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ipaddress
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 from baru_common.channel_options import MAX_MESSAGE_BYTES
 from baru_common.errors import ConfigError
 from baru_common.model_files import DEFAULT_TARGET
 
+from .access import EVERYBODY, allow_list
 from .orphans import LinkPolicy
 
 DEFAULT_LISTEN = "127.0.0.1:7443"
@@ -72,7 +74,13 @@ class HubConfig:
     """How `baru-hub serve` serves: the table [hub] of a settings file. ConfigError names the setting that is wrong."""
 
     listen: str = DEFAULT_LISTEN
-    """Address to serve on, HOST:PORT; port 0 takes a free one. Loopback only until mTLS is built."""
+    """Address to serve on, HOST:PORT; port 0 takes a free one. Without `tls` it must be loopback."""
+    tls: Path | None = None
+    """Folder with this hub's certificate, as `baru-hub certs issue` makes it; none: plain, and open to this machine."""
+    allow: tuple[str, ...] = (EVERYBODY,)
+    """Who may connect: names, ROLE/NAME, or `*` for everybody with a certificate of the kit."""
+    allow_file: Path | None = None
+    """A file of such names, one a line, in the place of `allow`; read again when it changes."""
     max_sessions: int = 16
     """Most sessions at a time."""
     max_depth: int = 16
@@ -102,11 +110,12 @@ class HubConfig:
 
     def __post_init__(self) -> None:
         host, port = split_address(self.listen)
-        if not _is_loopback(host):
+        if not self.tls and not _is_loopback(host):
             raise ConfigError(
-                f"listen is {self.listen}: {host} is not a loopback address, and this hub has no mTLS yet",
-                hint="listen on 127.0.0.1 or [::1]",
+                f"listen is {self.listen}: {host} is not a loopback address, and without tls anybody could connect",
+                hint="give --tls with a folder made by `baru-hub certs issue NAME --role hub`, or listen on 127.0.0.1",
             )
+        self._check_allow()
         if not 0 <= port < 1 << 16:
             raise ConfigError(f"listen is {self.listen}: {port} is not a port", hint="use 0 to 65535")
         for name, least in _LEAST.items():
@@ -118,6 +127,16 @@ class HubConfig:
             raise ConfigError(
                 f"max_draft_ahead is {self.max_draft_ahead}, must be at least max_depth ({self.max_depth})"
             )
+
+    def _check_allow(self) -> None:
+        allow_list(self.allow)
+        listed = tuple(self.allow) != (EVERYBODY,)
+        if (listed or self.allow_file) and not self.tls:
+            raise ConfigError(
+                "a list of who may connect needs tls: without, nobody says who they are", hint="give --tls"
+            )
+        if listed and self.allow_file:
+            raise ConfigError("allow and allow_file contradict each other", hint="leave one of them out")
 
     @property
     def max_message_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,9 +14,12 @@ from baru.drafting.v1 import drafting_pb2, drafting_pb2_grpc
 from baru_common.channel_options import SERVER_OPTIONS
 from baru_common.errors import ConfigError
 from baru_common.frames import Limits
+from baru_common.identity import Role
+from baru_common.tls import TlsFiles, server_credentials
 
 from .config import HubConfig, split_address
 from .engines import Engine
+from .guard import Guard, policy_of
 from .scheduler import GoodputScheduler, Scheduler
 from .servicer import DraftingServicer
 from .verifier import Verifier
@@ -45,8 +49,11 @@ class Hub:
 async def running_hub(engine: Engine, config: HubConfig, *, scheduler: Scheduler | None = None) -> AsyncIterator[Hub]:
     """Serve `engine` while the block runs, scheduled by goodput unless `scheduler` is given.
 
-    ConfigError when the address cannot be taken, EngineFailure when the target cannot take a step.
+    ConfigError when the address cannot be taken or a certificate is wrong, ClockError when the clock is, EngineFailure
+    when the target cannot take a step.
     """
+    files = TlsFiles.of(config.tls, Role.HUB) if config.tls else None
+    credentials = server_credentials(files) if files else None
     limits = Limits(
         max_sessions=config.max_sessions,
         max_prompt_tokens=engine.spec.context_limit - 1,
@@ -56,27 +63,31 @@ async def running_hub(engine: Engine, config: HubConfig, *, scheduler: Scheduler
     if scheduler is None:
         scheduler = GoodputScheduler(await engine.calibrate(), config.max_prefill, config.max_patience_ms / 1000)
     async with Verifier(engine, scheduler, limits, max_depth=config.max_depth, link=config.link) as verifier:
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        guard = Guard(policy_of(files, config.allow, config.allow_file), verifier) if files else None
+        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[guard] if guard else None)
         drafting_pb2_grpc.add_DraftingServiceServicer_to_server(DraftingServicer(verifier), server)
         health_servicer = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
         if config.reflection:
             _add_reflection(server)
-        address = _bind(server, config.listen)
+        address = _bind(server, config.listen, credentials)
         await server.start()
+        watching = asyncio.create_task(guard.watch(), name="baru-guard") if guard else None
         for name in ("", SERVICE):
             await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
         try:
             yield Hub(address, verifier, server, health_servicer)
         finally:
+            if watching:
+                watching.cancel()
             verifier.dismiss()
             await server.stop(_LAST_FRAMES_S)  # a session has ended when its last frames are queued, not yet sent
 
 
-def _bind(server: grpc.aio.Server, listen: str) -> str:
+def _bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> str:
     host, _ = split_address(listen)
     try:
-        port = server.add_insecure_port(listen)
+        port = server.add_secure_port(listen, credentials) if credentials else server.add_insecure_port(listen)
     except RuntimeError as error:
         raise ConfigError(f"cannot listen on {listen}", hint="another program may use the port") from error
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

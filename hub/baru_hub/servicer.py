@@ -16,6 +16,7 @@ from baru_common import wire
 from baru_common.errors import BaruError, EngineFailure, InvalidRequest, NotFound
 from baru_common.frames import Cancel, Draft, FinishReason, Heartbeat, Open
 
+from .guard import caller, hold
 from .live import LiveSession
 from .verifier import Verifier
 
@@ -56,9 +57,10 @@ class DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
     ) -> AsyncIterator[pb.DecodeResponse]:
         """Run one session; see the contract."""
         try:
-            live = await self._verifier.open(await _first_frame(request_iterator))
+            live = await self._verifier.open(await _first_frame(request_iterator), caller())
         except BaruError as error:
             await _abort(context, error)
+        hold(live.state.session_id)
         reader = asyncio.create_task(_read(request_iterator, live))
         try:
             async for frame in live.frames():

@@ -152,6 +152,15 @@ class Verifier:
         async with self._engine_free:  # between two steps memory may be freed
             return self._admit(request, sampling, identity)
 
+    def has(self, session_id: str) -> bool:
+        """Whether a session of this id holds memory."""
+        return session_id in self._residents
+
+    def close(self, session_id: str) -> None:
+        """End a session without a word, whether its node is there or not."""
+        if resident := self._residents.get(session_id):
+            resident.close()
+
     async def check(
         self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], identity: str = ANYBODY
     ) -> list[Acceptance]:

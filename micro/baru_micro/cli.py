@@ -37,6 +37,12 @@ _Hubs = Annotated[
 _Drafter = Annotated[
     str, typer.Option("--drafter", help=f"One of {', '.join(DRAFTERS)}; or several, as suffix+causal_lm.")
 ]
+_Tls = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls", envvar="BARU_TLS", help="Folder with this machine's certificate, from `baru-hub certs issue`."
+    ),
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 _Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
 
@@ -58,6 +64,7 @@ def version() -> None:
 def generate(
     prompt: Annotated[str, typer.Argument(help="What to ask; - reads it from standard input.")],
     hub: _Hubs = DEFAULT_HUBS,
+    tls: _Tls = None,
     drafter: _Drafter = "ngram",
     max_tokens: Annotated[
         int | None, typer.Option(help="Most tokens to generate; default: all the context takes.")
@@ -119,7 +126,9 @@ def generate(
         settings or (),
     )
     options = LinkOptions(fallback=fallback, reconcile=reconcile)
-    finish = _run(_generate(_as_prompt(text, system, raw=raw), params, hub, drafter, options, show=not json_output))
+    finish = _run(
+        _generate(_as_prompt(text, system, raw=raw), params, hub, tls, drafter, options, show=not json_output)
+    )
     if json_output:
         print_json(summary(finish) | {"text": finish.text, "ids": finish.ids} | _logprobs(finish))
 
@@ -140,10 +149,17 @@ def _as_prompt(text: str, system: str | None, *, raw: bool) -> Prompt:
 
 
 async def _generate(
-    prompt: Prompt, params: SamplingParams, hubs: list[str], drafter: str, options: LinkOptions, *, show: bool
+    prompt: Prompt,
+    params: SamplingParams,
+    hubs: list[str],
+    tls: Path | None,
+    drafter: str,
+    options: LinkOptions,
+    *,
+    show: bool,
 ) -> Finish:
     reader = Reader(keeps=options.reconcile is Reconcile.KEEP) if show else None
-    async with MicroNode.connect(hubs, drafter=drafter, options=options) as node:
+    async with MicroNode.connect(hubs, drafter=drafter, options=options, tls=tls) as node:
         async for event in node.generate(prompt, params):
             if reader:
                 reader.take(event)
@@ -155,13 +171,14 @@ async def _generate(
 @app.command()
 def doctor(
     hub: _Hubs = DEFAULT_HUBS,
+    tls: _Tls = None,
     drafter: _Drafter = "ngram",
     json_output: _Json = False,
     verbose: _Verbose = False,
 ) -> None:
-    """Check the way to the hub: reach, health, versions, tokenizer, drafter, round trip."""
+    """Check the way to the hub: certificate, reach, health, versions, tokenizer, drafter, round trip."""
     configure_logs(verbose=verbose)
-    found = {address: _run(Doctor(address, drafter).examine()) for address in hub}
+    found = {address: _run(Doctor(address, drafter, tls=tls).examine()) for address in hub}
     ok = all(checks[-1].ok for checks in found.values())
     if json_output:
         hubs = [

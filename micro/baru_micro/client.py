@@ -8,15 +8,18 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import cast
 
-from baru_common.discovery import resolved
+from baru_common.discovery import Place, resolved
 from baru_common.drafters import Drafter, TextDrafter, load_drafter
 from baru_common.errors import EmptyPrompt, InvalidRequest, PromptTooLong
 from baru_common.frames import DrafterInfo, HubDescription, Open
+from baru_common.identity import Identity
 from baru_common.sampling import SamplingContext, SamplingParams
 from baru_common.sampling.guide import Guide
+from baru_common.tls import MEMBERS, TlsFiles
 from baru_common.tokens import Message, Tokenizer
 
 from .decoding import Fallback, Generation, Reconcile
@@ -64,6 +67,11 @@ async def _describe(hubs: Hubs, *, may_be_away: bool) -> HubDescription:
         return known
 
 
+def _pinned(files: TlsFiles | None, place: Place) -> TlsFiles | None:
+    """A hub that was found by name has to prove that name; ConfigError when it is none that can be proven."""
+    return replace(files, hub=Identity.parse(place.identity).name) if files and place.identity else files
+
+
 class MicroNode:
     """A node connected to its hubs. Made by `connect`; serves any number of generations at a time."""
 
@@ -94,20 +102,26 @@ class MicroNode:
         drafter: Drafter | TextDrafter | str | None = "ngram",
         timeout_s: float = 5.0,
         options: LinkOptions | None = None,
+        tls: TlsFiles | Path | str | None = None,
     ) -> AsyncIterator[MicroNode]:
         """Connect to the hub at HOST:PORT or found by `mdns:IDENTITY`, or to the first of several that answers, for the
         length of the block.
 
-        `drafter` is a loaded one, a name as `load_drafter` takes it, or None to draft nothing.
+        `drafter` is a loaded one, a name as `load_drafter` takes it, or None to draft nothing. `tls` is the folder that
+        `baru-hub certs issue` has made for this machine, or None for a hub on this machine that speaks plainly.
         HubUnavailable when nobody answers, unless the node can decode by itself and a hub answered before;
         Incompatible when hub, node and drafter do not fit, ConfigError when the node is to decode by itself and has no
-        model.
+        model, or its files are wrong; Unauthenticated when one side does not trust the other.
         """
         found = load_drafter(drafter) if isinstance(drafter, str) else drafter
         options = options or LinkOptions()
+        files = TlsFiles.of(tls, *MEMBERS) if tls else None
         async with AsyncExitStack() as stack:
-            addresses = await resolved([hub] if isinstance(hub, str) else hub)
-            channels = [HubChannel(a, timeout_s=timeout_s, link=Link(options.timers)) for a in addresses]
+            places = await resolved([hub] if isinstance(hub, str) else hub)
+            channels = [
+                HubChannel(p.address, timeout_s=timeout_s, link=Link(options.timers), tls=_pinned(files, p))
+                for p in places
+            ]
             hubs = Hubs(channels, options.fail_back)
             stack.push_async_callback(hubs.close)
             description = await _describe(hubs, may_be_away=options.may_decode(found))

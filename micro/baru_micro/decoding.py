@@ -21,7 +21,7 @@ from enum import Enum
 from itertools import count
 
 from baru_common.drafters import Drafter, Proposal, started
-from baru_common.errors import BaruError, HubTimeout, HubUnavailable, InvalidDraft, ProtocolViolation
+from baru_common.errors import BaruError, HubTimeout, HubUnavailable, InvalidDraft, ProtocolViolation, Unauthenticated
 from baru_common.frames import (
     Draft,
     Drain,
@@ -144,8 +144,9 @@ class Generation:
                 async with aclosing(self._follow(attached, self._news)) as following:
                     async for event in following:
                         yield event
-        except LINK_ERRORS as error:
-            if self.fallback is Fallback.FAIL:
+        except (*LINK_ERRORS, Unauthenticated) as error:
+            is_final = isinstance(error, Unauthenticated) and not (attached and attached.stream.is_outdated)
+            if is_final or self.fallback is Fallback.FAIL:
                 raise
             yield self._lost(error)
 

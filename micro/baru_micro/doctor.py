@@ -6,11 +6,14 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
 
 from baru_common import __version__
 from baru_common.drafters import load_drafter
 from baru_common.errors import BaruError, HubUnavailable
 from baru_common.frames import PROTOCOL_REVISION, HubDescription
+from baru_common.tls import MEMBERS, TlsFiles
 from baru_common.tokens import Tokenizer
 
 from .fit import fitted, require_protocol
@@ -37,11 +40,18 @@ class Doctor:
     address: str
     drafter: str
     timeout_s: float = 5.0
+    tls: Path | None = None
 
     async def examine(self) -> list[Check]:
         """Return the checks that were made, in order; the last one may have failed."""
-        channel = HubChannel(self.address, timeout_s=self.timeout_s)
         checks: list[Check] = []
+        files = None
+        if self.tls:
+            checks.append(_check_certificate(self.tls))
+            if not checks[-1].ok:
+                return checks
+            files = TlsFiles.of(self.tls, *MEMBERS)
+        channel = HubChannel(self.address, timeout_s=self.timeout_s, tls=files)
         steps = (
             ("reachable", self._reachable),
             ("healthy", self._healthy),
@@ -90,6 +100,17 @@ class Doctor:
             await channel.describe()
             samples_ms.append((time.perf_counter() - start) * 1e3)
         return f"median {statistics.median(samples_ms):.2f} ms, worst {max(samples_ms):.2f} ms of {_NUM_SAMPLES}"
+
+
+def _check_certificate(folder: Path) -> Check:
+    try:
+        found = TlsFiles.of(folder, *MEMBERS).load(*MEMBERS)
+        if problem := found.time_problem():
+            raise problem
+    except BaruError as error:
+        return Check("certificate", ok=False, found=error.message, advice=error.hint)
+    left = found.own.ends - datetime.now(timezone.utc)
+    return Check("certificate", ok=True, found=f"{found.own.identity}, for {left.days} more days")
 
 
 async def _check(name: str, step: Callable[[HubChannel], Awaitable[str]], channel: HubChannel) -> Check:

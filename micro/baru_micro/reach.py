@@ -11,7 +11,14 @@ from typing import Protocol
 
 import tenacity
 
-from baru_common.errors import BaruError, CapacityExhausted, HubTimeout, HubUnavailable, ProtocolViolation
+from baru_common.errors import (
+    BaruError,
+    CapacityExhausted,
+    HubTimeout,
+    HubUnavailable,
+    ProtocolViolation,
+    Unauthenticated,
+)
 from baru_common.frames import Drain, Heartbeat, HubFrame, Open, Opened
 
 from .hubs import Hubs
@@ -20,6 +27,8 @@ from .transport import HubChannel, HubStream
 
 LINK_ERRORS = (HubUnavailable, HubTimeout)
 """What ends a stream, and not its session."""
+_ELSEWHERE = (*LINK_ERRORS, CapacityExhausted, Unauthenticated)
+"""What another hub, or another attempt, may mend."""
 _CONNECT_S = 1.0
 """Time for a connection to come about, of which gRPC makes several attempts."""
 _SPREAD_S = 0.8
@@ -70,7 +79,7 @@ class Reach:
         retrying = tenacity.AsyncRetrying(
             stop=tenacity.stop_after_delay(self.budget_s),
             wait=tenacity.wait_random(0, _SPREAD_S),
-            retry=tenacity.retry_if_exception_type((*LINK_ERRORS, CapacityExhausted)),
+            retry=tenacity.retry_if_exception_type(_ELSEWHERE),
             reraise=True,
         )
         await asyncio.sleep(random.uniform(0, _SPREAD_S))  # noqa: S311
@@ -91,7 +100,7 @@ class Reach:
                     with suppress(HubUnavailable):
                         return await self._open(channel, caller)
                 return await self._open(channel, caller)
-            except (*LINK_ERRORS, CapacityExhausted) as caught:
+            except _ELSEWHERE as caught:
                 error = caught
         raise error or HubUnavailable("no hub is named")
 

@@ -6,11 +6,13 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from baru_common.drafters import Drafter, TextDrafter
 from baru_common.frames import HubDescription
 from baru_common.sampling import SamplingParams
+from baru_common.tls import TlsFiles
 
 from .client import LinkOptions, MicroNode, Prompt
 from .decoding import Reconcile
@@ -38,12 +40,13 @@ class SyncMicroNode:
         drafter: Drafter | TextDrafter | str | None = "ngram",
         timeout_s: float = 5.0,
         options: LinkOptions | None = None,
+        tls: TlsFiles | Path | str | None = None,
     ) -> Iterator[SyncMicroNode]:
         """Connect for the length of the block; as `MicroNode.connect`."""
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="baru-micro", daemon=True)
         thread.start()
-        connection = MicroNode.connect(hub, drafter=drafter, timeout_s=timeout_s, options=options)
+        connection = MicroNode.connect(hub, drafter=drafter, timeout_s=timeout_s, options=options, tls=tls)
         try:
             node = _run(loop, connection.__aenter__())
             try:

@@ -15,6 +15,8 @@ from baru_common import wire
 from baru_common.channel_options import CLIENT_OPTIONS
 from baru_common.errors import BaruError, HubTimeout, HubUnavailable, ProtocolViolation
 from baru_common.frames import Cancel, HubDescription, HubFrame, NodeFrame
+from baru_common.handshake import explain_handshake
+from baru_common.tls import MEMBERS, TlsFiles, channel_credentials
 from baru_common.tokens import TokenizerBundle
 
 from .link import Link, LinkEvent
@@ -22,6 +24,8 @@ from .link import Link, LinkEvent
 MAX_BUNDLE_BYTES = 64 << 20
 _MAX_QUEUED = 256
 """Frames that wait for the link; a node drafts no further than the hub asked, so more means that it is stuck."""
+_RETIRED_S = 86400.0
+"""Longest time that sessions go on over a connection whose certificate was replaced."""
 _FAREWELL_S = 0.3
 """Time for the hub to take leave of a session that is given up."""
 
@@ -45,23 +49,47 @@ def description_from_bytes(data: bytes) -> HubDescription:
 class HubChannel:
     """One connection to one hub, shared by all sessions of the node. Close it."""
 
-    def __init__(self, address: str, *, timeout_s: float, link: Link | None = None) -> None:
+    def __init__(
+        self, address: str, *, timeout_s: float, link: Link | None = None, tls: TlsFiles | None = None
+    ) -> None:
+        """`tls`: what to connect with, taken anew when it changes on disk; None: plainly. ConfigError: it is wrong."""
         self.address = address
         self.link = link or Link()
         self.streams: set[HubStream] = set()
         """Those that are open."""
         self._timeout_s = timeout_s
+        self._tls = tls.watched(*MEMBERS) if tls else None
+        self._retiring: set[asyncio.Task[None]] = set()
         self._connect()
 
     def _connect(self) -> None:
-        self._channel = grpc.aio.insecure_channel(self.address, options=CLIENT_OPTIONS)
+        if self._tls:
+            own = self._tls.value
+            options = (*CLIENT_OPTIONS, ("grpc.ssl_target_name_override", own.hub_host))
+            self._channel = grpc.aio.secure_channel(self.address, channel_credentials(own), options=options)
+        else:
+            self._channel = grpc.aio.insecure_channel(self.address, options=CLIENT_OPTIONS)
         self.stub = drafting_pb2_grpc.DraftingServiceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
     async def close(self) -> None:
         """End every session and the connection."""
         await asyncio.gather(*(stream.leave() for stream in list(self.streams)))
-        await self._channel.close()
+        await asyncio.gather(self._channel.close(), *self._retiring)
+
+    def refresh(self) -> None:
+        """Take up certificates that have changed on disk: a channel keeps those that it began with. What runs on the
+        old connection ends there."""
+        if self._tls and self._tls.refresh():
+            retiring = asyncio.create_task(self._channel.close(grace=_RETIRED_S))
+            self._retiring.add(retiring)
+            retiring.add_done_callback(self._retiring.discard)
+            self._connect()
+
+    def is_current(self, connection: grpc.aio.Channel) -> bool:
+        """Whether it has the certificates that are on disk now."""
+        self.refresh()
+        return self._channel is connection
 
     async def renew(self, silent: grpc.aio.Channel) -> None:
         """Give up a connection that went silent, unless that was done: what it sends again comes late, long after the
@@ -72,24 +100,31 @@ class HubChannel:
 
     async def ready(self, timeout_s: float) -> None:
         """Wait until the connection is there; HubUnavailable when it is not in time."""
+        self.refresh()
         connection = self._channel
         try:
             await asyncio.wait_for(connection.channel_ready(), timeout_s)
         except asyncio.TimeoutError:
             self.link.happen(LinkEvent.BROKE)
-            raise HubUnavailable(f"no hub answers at {self.address}", hint="check that it runs, and the link") from None
+            why = await explain_handshake(self.address, self._tls.value) if self._tls else None
+            raise (
+                why or HubUnavailable(f"no hub answers at {self.address}", hint="check that it runs, and the link")
+            ) from None
 
     async def describe(self) -> HubDescription:
-        """Ask the hub what it serves; HubUnavailable or HubTimeout when nobody answers."""
+        """Ask the hub what it serves; HubUnavailable or HubTimeout when nobody answers, Unauthenticated or ClockError
+        when one side does not trust the other."""
+        self.refresh()
         try:
             answer = await self.stub.Describe(pb.DescribeRequest(), timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise self.explain(error) from error
+            raise await self.explained(self.explain(error)) from error
         self.link.happen(LinkEvent.HEARD)
         return wire.decode_description(answer)
 
     async def health(self) -> str:
         """Return the hub's health status by name, e.g. "SERVING"."""
+        self.refresh()
         try:
             answer = await self._health.Check(health_pb2.HealthCheckRequest(), timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
@@ -114,6 +149,7 @@ class HubChannel:
 
     def open_stream(self) -> HubStream:
         """Start the stream of one session."""
+        self.refresh()
         return HubStream(self, self._channel)
 
     def explain(self, error: grpc.aio.AioRpcError) -> BaruError:
@@ -126,6 +162,12 @@ class HubChannel:
                 hint="check the address, and that `baru-hub serve` runs there",
             )
         return ours
+
+    async def explained(self, error: BaruError) -> BaruError:
+        """Return the reason why a connection did not come about, if it is one of trust; else the error as it is."""
+        if type(error) is not HubUnavailable:
+            return error
+        return await explain_handshake(self.address, self._tls.value if self._tls else None) or error
 
 
 class HubStream:
@@ -162,6 +204,11 @@ class HubStream:
         self._incoming.put_nowait(error)
         self.close()
 
+    @property
+    def is_outdated(self) -> bool:
+        """There are newer certificates than those of its connection."""
+        return not self.channel.is_current(self._connection)
+
     async def renew(self) -> None:
         """Give up the connection, too."""
         await self.channel.renew(self._connection)
@@ -183,12 +230,16 @@ class HubStream:
 
     async def _read(self) -> None:
         end: BaruError | None = None
+        heard = False
         try:
             async for message in self._call:
+                heard = True
                 self.channel.link.happen(LinkEvent.HEARD)
                 await self._incoming.put(wire.decode_response(message))
         except grpc.aio.AioRpcError as error:
             end = self.channel.explain(error)
+            if not heard:
+                end = await self.channel.explained(end)
         except BaruError as error:
             end = error
         await self._incoming.put(end)

@@ -27,7 +27,7 @@ async def test_hubs_are_found_by_who_they_say_they_are() -> None:
         announced("127.0.0.1", 7003, _STRANGER),
     ):
         assert await find([_OTHER, _ONE]) == ["127.0.0.1:7002", "127.0.0.1:7001"]
-        assert await resolved([f"mdns:{_ONE}", "10.0.0.9:7443"]) == ["127.0.0.1:7001", "10.0.0.9:7443"]
+        assert await resolved([f"mdns:{_ONE}", "10.0.0.9:7443"]) == [("127.0.0.1:7001", _ONE), ("10.0.0.9:7443", "")]
 
 
 async def test_who_is_not_there_is_not_waited_for_long() -> None:
@@ -42,9 +42,9 @@ async def test_an_address_is_its_own_name(monkeypatch: pytest.MonkeyPatch) -> No
     async def nobody(*_: object) -> list[str]:
         raise HubUnavailable("nobody")
 
-    assert await resolved(["a:1", "b:2"]) == ["a:1", "b:2"]
+    assert await resolved(["a:1", "b:2"]) == [("a:1", ""), ("b:2", "")]
     monkeypatch.setattr(discovery, "find", nobody)
-    assert await resolved(["a:1", f"mdns:{_ONE}"]) == ["a:1"]
+    assert await resolved(["a:1", f"mdns:{_ONE}"]) == [("a:1", "")]
     with pytest.raises(HubUnavailable):
         await resolved([f"mdns:{_ONE}"])
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import FrozenInstanceError
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,9 +47,24 @@ def test_loopback_is_served(listen: str) -> None:
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:7443", "[::]:7443", "192.168.1.2:7443", "hub.local:7443", "[fe80::1]:1"])
 def test_anything_but_loopback_is_refused(listen: str) -> None:
-    """There is no mTLS yet, so nothing leaves this machine; a name may mean anything."""
+    """Without certificates nothing leaves this machine; a name may mean anything."""
     with pytest.raises(ConfigError, match=r"listen is .*not a loopback address"):
         HubConfig(listen=listen)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"allow": ("alpha",)}, "needs tls"),
+        ({"allow_file": Path("list")}, "needs tls"),
+        ({"allow": ("Alpha",), "tls": Path()}, "'Alpha' on the list names nobody"),
+        ({"allow": ("alpha",), "allow_file": Path("list"), "tls": Path()}, "contradict each other"),
+    ],
+)
+def test_a_list_of_who_may_connect_is_checked(settings: dict[str, Any], words: str) -> None:
+    """One that could not be enforced would be worse than none."""
+    with pytest.raises(ConfigError, match=words):
+        HubConfig(**settings)
 
 
 def test_a_port_too_large_is_refused() -> None:

@@ -16,6 +16,7 @@ from baru_hub.server import Hub
 from baru_hub.verifier import Verifier
 from baru_micro.doctor import Check, Doctor
 from support.hubs import hub_of
+from support.kits import kit
 from support.tiny import save, tiny_target
 
 _STEPS = ["reachable", "healthy", "versions", "tokenizer", "drafter", "round trip"]
@@ -125,3 +126,24 @@ async def test_a_drafter_that_needs_torch_on_a_node_without_it(monkeypatch: pyte
     async with hub_of(_TARGET) as hub:
         check = failed_at(await Doctor(hub.address, "causal_lm:/some/model").examine(), "drafter")
     assert "torch" in check.found + check.advice
+
+
+async def test_a_certificate_is_looked_at_first(tmp_path: Path) -> None:
+    """Whose it is and for how long; what is wrong with it, or with the hub's trust in it."""
+    made = kit(tmp_path)
+    alpha = made.issue("alpha")
+    async with hub_of(_TARGET, tls=made.hub) as hub:
+        checks = await Doctor(hub.address, "ngram", tls=alpha).examine()
+        assert [check.name for check in checks] == ["certificate", *_STEPS]
+        assert all(check.ok for check in checks)
+        assert checks[0].found == "spiffe://kit/node/alpha, for 364 more days"
+        made.revoke("alpha")
+        refused = await Doctor(hub.address, "ngram", tls=alpha).examine()
+        assert (refused[-1].name, refused[-1].ok) == ("reachable", False)
+        assert "revoked" in refused[-1].found
+        plain = failed_at(await Doctor(hub.address, "ngram").examine(), "reachable")
+        assert "--tls" in plain.advice
+    (alpha / "node.key").chmod(0o644)
+    (check,) = await Doctor("127.0.0.1:1", "ngram", tls=alpha).examine()
+    assert (check.name, check.ok) == ("certificate", False)
+    assert "chmod 600" in check.advice

@@ -169,13 +169,15 @@ async def serve(listen: str, step_s: float, **settings: Any) -> None:
             await asyncio.sleep(0.05)
 
 
-async def generate(hub: str, num_tokens: int) -> None:
+async def generate(hub: str, num_tokens: int, tls: str | None = None) -> None:
     """A node with default options: every event of one generation, and how the link stands."""
-    async with MicroNode.connect(hub, drafter=Local(0.5, token_ms=20), timeout_s=WAIT_S) as node:
+    async with MicroNode.connect(hub, drafter=Local(0.5, token_ms=20), timeout_s=WAIT_S, tls=tls) as node:
         async for event in node.generate(PROMPT, asked(num_tokens)):
             facts: Line = {"event": type(event).__name__, "state": node.link.state.value}
             if isinstance(event, Step):
                 facts["verified"] = event.provenance is Provenance.VERIFIED
+            if isinstance(event, LinkChanged):
+                facts["reason"] = event.reason
             if isinstance(event, Finish):
                 facts |= {"ids": event.ids, "elapsed_s": event.elapsed_s}
             _say(**facts)
