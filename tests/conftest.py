@@ -17,12 +17,13 @@ def _one_thread() -> None:
 
 @pytest.fixture(autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """Tests keep their cache to themselves, but those of the real target use the one that outlives the run."""
-    if "target" in request.keywords:
-        yield baru_common.cache_folder.cache_folder()
-        return
+    """Tests keep cache and state to themselves, but those of the real target use the cache that outlives the run."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BARU_STATE_DIR", str(folder / "state"))
+        if "target" in request.keywords:
+            yield baru_common.cache_folder.cache_folder()
+            return
         patch.setenv("BARU_CACHE_DIR", str(folder))
         yield folder
 

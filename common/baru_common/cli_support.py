@@ -14,6 +14,8 @@ from rich.text import Text
 from .errors import BaruError
 
 EXIT_ERROR = 1
+EXIT_UNTRUSTED = 3
+"""What was checked is whole, but nothing says whose it is."""
 EXIT_INTERRUPTED = 130
 
 

@@ -20,6 +20,8 @@ BaruError
 │   └── ClockError
 ├── HubTimeout            DEADLINE_EXCEEDED
 ├── ProtocolViolation     INTERNAL              the peer broke the contract
+├── ReceiptInvalid        DATA_LOSS             what a hub signed is not what is here; `details["field"]` differs
+├── AuditBroken           DATA_LOSS             the audit log is not what was written; `details` say where
 ├── EngineFailure         INTERNAL              the target failed; other sessions go on
 ├── ModelFileError        FAILED_PRECONDITION   a local model file is missing or unusable
 └── ConfigError           INVALID_ARGUMENT      an option is wrong or contradicts another
@@ -141,6 +143,14 @@ class HubTimeout(BaruError):
 
 class ProtocolViolation(BaruError):
     reason, status = "PROTOCOL_VIOLATION", "INTERNAL"
+
+
+class ReceiptInvalid(BaruError):
+    reason, status = "RECEIPT_INVALID", "DATA_LOSS"
+
+
+class AuditBroken(BaruError):
+    reason, status = "AUDIT_BROKEN", "DATA_LOSS"
 
 
 class EngineFailure(BaruError):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from .sampling import SamplingParams, SparseProbs
+from .signatures import SignedStatement
 
 PROTOCOL_REVISION = 1
 
@@ -106,6 +107,7 @@ class Opened:
     max_draft_ahead: int
     session_key: bytes = b""
     continued: bool = False
+    receipt_key: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,7 @@ class Usage:
 class Finished:
     reason: FinishReason
     usage: Usage
+    receipt: SignedStatement | None = None
 
 
 NodeFrame = Open | Draft | Cancel | Heartbeat

@@ -18,6 +18,7 @@ from baru.drafting.v1 import drafting_pb2 as pb
 
 from . import errors, frames
 from .sampling import Grammar, GrammarKind, SamplingMode, SamplingParams, SparseProbs
+from .signatures import SignedStatement
 
 ERROR_DOMAIN = "drafting.baru"
 # What grpc.aio puts in the place of the hub's own status when the stream ends during a write.
@@ -88,12 +89,14 @@ def encode_response(frame: frames.HubFrame) -> pb.DecodeResponse:
                 max_draft_ahead=frame.max_draft_ahead,
                 session_key=frame.session_key,
                 continued=frame.continued,
+                receipt_key=frame.receipt_key,
             )
         )
     if isinstance(frame, frames.Drain):
         return pb.DecodeResponse(drain=pb.Drain(grace_ms=round(frame.grace_s * 1000)))
     reason = pb.FinishReason.Value(f"FINISH_REASON_{frame.reason.name}")
-    return pb.DecodeResponse(finished=pb.Finished(reason=reason, usage=pb.Usage(**vars(frame.usage))))
+    receipt = pb.Receipt(**vars(frame.receipt)) if frame.receipt else None
+    return pb.DecodeResponse(finished=pb.Finished(reason=reason, usage=pb.Usage(**vars(frame.usage)), receipt=receipt))
 
 
 def _encode_open(frame: frames.Open) -> pb.Open:
@@ -228,7 +231,13 @@ def decode_response(message: pb.DecodeResponse) -> frames.HubFrame:
     if kind == "opened":
         o = message.opened
         return frames.Opened(
-            o.session_id, o.epoch, o.num_committed, o.max_draft_ahead, o.session_key, continued=o.continued
+            o.session_id,
+            o.epoch,
+            o.num_committed,
+            o.max_draft_ahead,
+            o.session_key,
+            continued=o.continued,
+            receipt_key=o.receipt_key,
         )
     if kind == "drain":
         return frames.Drain(message.drain.grace_ms / 1000)
@@ -238,7 +247,9 @@ def decode_response(message: pb.DecodeResponse) -> frames.HubFrame:
             raise errors.ProtocolViolation(f"the hub finished for an unknown reason ({message.finished.reason})")
         usage = message.finished.usage
         seed = usage.seed if usage.HasField("seed") else None
-        return frames.Finished(reason, frames.Usage(**(_fields(usage) | {"seed": seed})))
+        receipt = message.finished.receipt if message.finished.HasField("receipt") else None
+        signed = receipt and SignedStatement(receipt.statement, receipt.signature, receipt.certificate)
+        return frames.Finished(reason, frames.Usage(**(_fields(usage) | {"seed": seed})), signed)
     raise errors.ProtocolViolation(
         "the hub sent a frame of an unknown kind", hint="use the same release on hub and node"
     )

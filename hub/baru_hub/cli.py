@@ -21,13 +21,14 @@ from baru_common.identity import Role
 from baru_common.model_files import DEFAULT_TARGET, load, locate
 from baru_common.tls import TlsFiles
 
-from . import load_engine
+from . import audit_cli, load_engine
 from .certs_cli import certs_app
 from .config import HubConfig, TargetConfig, split_address
 from .engines import Engine
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(certs_app, name="certs")
+app.add_typer(audit_cli.app, name="audit")
 
 
 @app.callback()
@@ -93,6 +94,9 @@ def serve(
     announce: Annotated[
         str, typer.Option(help="Identity to announce on the local network (mDNS), for nodes that look for it.")
     ] = HubConfig.announce,
+    audit: Annotated[
+        Path | None, typer.Option(help="Folder of the audit log. Default: with --tls this hub's state folder; else none.")
+    ] = HubConfig.audit,
     reflection: Annotated[bool, typer.Option("--reflection", help="Serve gRPC reflection.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Say what happens as JSON lines.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,

@@ -105,6 +105,8 @@ class HubConfig:
     """Most memory for keys and values that all such sessions hold, MB."""
     announce: str = ""
     """Identity to announce on the local network by mDNS; none: do not."""
+    audit: Path | None = None
+    """Folder of the audit log; none: with `tls` in this user's state folder, else none is kept."""
     reflection: bool = False
     """Serve gRPC reflection, for debugging."""
 

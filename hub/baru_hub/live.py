@@ -10,12 +10,15 @@ from collections.abc import AsyncIterator, Callable
 from baru_common.errors import BaruError, HubTimeout, Superseded
 from baru_common.frames import Draft, Finished, FinishReason, Heartbeat, HubFrame
 
+from .checkpoint import Visit
 from .engines import Allocation
 from .orphans import LinkPolicy, Orphan
 from .session import Session
 
 MAX_OUTBOX = 64
 """Frames that wait for a node to read them; then its session is paused."""
+ABANDONED = "ABANDONED"
+"""Why a session ended whose node went away, and did not come back in time."""
 
 
 class Resident:
@@ -23,16 +26,16 @@ class Resident:
 
     def __init__(
         self,
-        state: Session,
+        visit: Visit,
         allocation: Allocation,
-        identity: str,
         policy: LinkPolicy,
         clock: Callable[[], float],
         wake: Callable[[], None],
     ) -> None:
-        self.state = state
+        self.visit = visit
+        self.state = visit.state
+        self.identity = visit.identity
         self.sequence = allocation.sequence
-        self.identity = identity
         self.key = secrets.token_bytes(32)
         self.stream: LiveSession | None = None
         self.orphan: Orphan | None = None
@@ -75,13 +78,30 @@ class Resident:
         self.state.leave()
         self.wake()
 
+    def finish(self, reason: FinishReason) -> None:
+        """End well: the node hears what came of it, with a receipt."""
+        if not self.stream or self.closed:
+            return
+        try:
+            self.stream.send(self.visit.finish(self.state.finished(reason)))
+        except BaruError as error:
+            self.fail(error)
+        else:
+            self._end()
+
     def fail(self, error: BaruError) -> None:
         """End with an error, which the node hears if it is there."""
         if self.stream and not self.closed:
             self.stream.end(error)
-        self.close()
+        self.close(error.reason)
 
-    def close(self) -> None:
+    def close(self, reason: str = ABANDONED) -> None:
+        """End without a word."""
+        if not self.closed:
+            self.visit.fail(reason)
+        self._end()
+
+    def _end(self) -> None:
         """Stop working for it; its memory is given back between two steps."""
         self.closed = True
         self.wake()
@@ -156,8 +176,7 @@ class LiveSession:
     def finish(self, reason: FinishReason) -> None:
         """End well: the closing frame is the last one. Nothing to do when it has ended before."""
         if not self.closed:
-            self.send(self.state.finished(reason))
-            self._resident.close()
+            self._resident.finish(reason)
 
     def fail(self, error: BaruError) -> None:
         """End the session with an error: `frames` raises it after the frames queued so far."""

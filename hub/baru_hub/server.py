@@ -11,12 +11,14 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from baru.drafting.v1 import drafting_pb2, drafting_pb2_grpc
+from baru_common import __version__
 from baru_common.channel_options import SERVER_OPTIONS
 from baru_common.errors import ConfigError
 from baru_common.frames import Limits
 from baru_common.identity import Role
 from baru_common.tls import TlsFiles, server_credentials
 
+from .checkpoint import open_checkpoint
 from .config import HubConfig, split_address
 from .engines import Engine
 from .guard import Guard, policy_of
@@ -62,8 +64,13 @@ async def running_hub(engine: Engine, config: HubConfig, *, scheduler: Scheduler
     )
     if scheduler is None:
         scheduler = GoodputScheduler(await engine.calibrate(), config.max_prefill, config.max_patience_ms / 1000)
-    async with Verifier(engine, scheduler, limits, max_depth=config.max_depth, link=config.link) as verifier:
-        guard = Guard(policy_of(files, config.allow, config.allow_file), verifier) if files else None
+    async with (
+        open_checkpoint(config) as checkpoint,
+        Verifier(
+            engine, scheduler, limits, max_depth=config.max_depth, link=config.link, checkpoint=checkpoint
+        ) as verifier,
+    ):
+        guard = Guard(policy_of(files, config.allow, config.allow_file), verifier, checkpoint) if files else None
         server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[guard] if guard else None)
         drafting_pb2_grpc.add_DraftingServiceServicer_to_server(DraftingServicer(verifier), server)
         health_servicer = health.aio.HealthServicer()
@@ -73,6 +80,7 @@ async def running_hub(engine: Engine, config: HubConfig, *, scheduler: Scheduler
         address = _bind(server, config.listen, credentials)
         await server.start()
         watching = asyncio.create_task(guard.watch(), name="baru-guard") if guard else None
+        checkpoint.note("hub_started", listen=address, version=__version__, target=engine.spec.fingerprint.hex())
         for name in ("", SERVICE):
             await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
         try:

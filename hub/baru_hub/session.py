@@ -176,6 +176,11 @@ class Session:
         return self.sampling.num_prompt
 
     @property
+    def num_given(self) -> int:
+        """Output ids that were there when it began: nobody here has decided them."""
+        return self.first_decided - self.num_prompt
+
+    @property
     def num_pending(self) -> int:
         return len(self.committed) - self.num_cached
 

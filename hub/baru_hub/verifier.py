@@ -31,9 +31,11 @@ from baru_common.frames import (
 )
 from baru_common.sampling import SamplingContext, SamplingParams
 from baru_common.sampling.guide import Guide
+from baru_common.signatures import ANYBODY
 
 from .acceptance import Acceptance, Decision, accept
 from .admission import check_claim, check_open, goes_on, max_length
+from .checkpoint import Checkpoint
 from .engines import Allocation, Engine, EngineSpec, Feed, Want
 from .live import LiveSession, Resident
 from .mailbox import Mailbox
@@ -46,8 +48,6 @@ from .session import Block, Session
 __all__ = ["LiveSession", "Verifier"]
 
 MAX_SESSIONS, MAX_DEPTH, MAX_DRAFT_AHEAD = 16, 16, 64
-ANYBODY = "loopback"
-"""Identity of all sessions while connections carry none."""
 
 _LEAST_WAIT_S = 1e-3
 
@@ -65,10 +65,12 @@ class Verifier:
         *,
         max_depth: int = MAX_DEPTH,
         link: LinkPolicy | None = None,
+        checkpoint: Checkpoint | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`scheduler`: by goodput, calibrated at the start, unless given. `max_depth`: most draft ids checked
-        per session and step; 0 turns drafting off. `link`: what is made of links that break."""
+        per session and step; 0 turns drafting off. `link`: what is made of links that break. `checkpoint`: what is done
+        where requests enter and leave; nothing, unless given."""
         self._engine = engine
         self._scheduler = scheduler
         self._limits = limits or Limits(
@@ -80,6 +82,7 @@ class Verifier:
         self._max_depth = max_depth
         self._clock = clock
         self._link = link or LinkPolicy()
+        self._checkpoint = checkpoint or Checkpoint()
         self._residents: dict[str, Resident] = {}
         """By session id, the longest there first."""
         self._draining = False
@@ -140,6 +143,13 @@ class Verifier:
     async def open(self, request: Open, identity: str = ANYBODY) -> LiveSession:
         """Admit a session of `identity`, or go on with the one that `request` resumes, and queue what its node has to
         know first; a BaruError says why not."""
+        try:
+            return await self._open(request, identity)
+        except BaruError as error:
+            self._checkpoint.refuse(identity, error)
+            raise
+
+    async def _open(self, request: Open, identity: str) -> LiveSession:
         check_open(request, self.spec, self._limits)
         self._require_open()
         if request.resume:
@@ -186,6 +196,7 @@ class Verifier:
     async def drain(self, grace_s: float) -> None:
         """Admit nobody any more, tell those who run, and wait until they ended, at most `grace_s`. Orphans end now."""
         self._draining = True
+        self._checkpoint.note("drain", num_sessions=self.num_sessions)
         deadline = self._clock() + grace_s
         for resident in self._residents.values():
             if resident.stream and not resident.closed:
@@ -318,6 +329,7 @@ class Verifier:
     def _require_open(self) -> None:
         if self._draining:
             raise HubUnavailable("the hub is draining", hint="use another hub, or try again when it is back")
+        self._checkpoint.require_open()
 
     def _admit(self, request: Open, sampling: SamplingContext, identity: str) -> LiveSession:
         """Begin with all that stands at the node: the prompt, and the output so far."""
@@ -339,7 +351,8 @@ class Verifier:
         state.num_cached = allocation.num_cached
         if request.resume:
             state.mailbox.restart(len(state.committed), request.resume.provisional_ids)
-        resident = Resident(state, allocation, identity, self._link, self._clock, self._awake.set)
+        visit = self._checkpoint.enter(state, identity, spec.fingerprint, self._clock)
+        resident = Resident(visit, allocation, self._link, self._clock, self._awake.set)
         self._residents[state.session_id] = resident
         return self._greet(resident, len(state.committed), continued=False)
 
@@ -371,13 +384,15 @@ class Verifier:
             return None
         num_known = len(request.committed)
         resident.state.come_back(num_known, resume.provisional_ids, request.drafter is not None, self._clock())
+        resident.visit.resume()
         return self._greet(resident, num_known, continued=True)
 
     def _greet(self, resident: Resident, num_known: int, *, continued: bool) -> LiveSession:
         """Attach a stream, and queue what its node has to know: who it is, and what was decided without it."""
         state, live = resident.state, resident.attach()
         state.pace.asked = state.pace.window if state.has_drafter else 0
-        live.send(Opened(state.session_id, state.epoch, num_known, state.pace.asked, resident.key, continued=continued))
+        key, receipt_key = resident.key, self._checkpoint.receipt_key
+        live.send(Opened(state.session_id, state.epoch, num_known, state.pace.asked, key, continued, receipt_key))
         if verdict := state.since(num_known):
             live.send(verdict)
         if state.finish:

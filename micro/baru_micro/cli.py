@@ -18,14 +18,16 @@ from baru_common import __version__
 from baru_common.cli_support import EXIT_ERROR, configure_logs, harmless, print_json, run
 from baru_common.corpus import DEFAULT_CORPUS, Corpus, corpora
 from baru_common.drafters import DRAFTERS
-from baru_common.errors import ConfigError
+from baru_common.errors import ConfigError, ReceiptInvalid
 from baru_common.sampling import SamplingParams
 
+from . import receipt_file
 from .client import LinkOptions, MicroNode, Prompt
 from .decoding import Fallback, Reconcile
 from .doctor import Check, Doctor
 from .events import Finish
 from .reader import Reader, summary
+from .receipt_cli import verify_receipt
 from .request_options import grammar_of, with_settings
 
 DEFAULT_HUBS = ["127.0.0.1:7443"]
@@ -100,6 +102,10 @@ def generate(
     reconcile: Annotated[
         Reconcile, typer.Option(help="What becomes of provisional tokens when a hub is back.")
     ] = Reconcile.REWRITE,
+    receipt: Annotated[Path | None, typer.Option(help="File to write the hub's receipt to.")] = None,
+    receipt_ids: Annotated[
+        bool, typer.Option("--receipt-ids", help="Write prompt, parameters and answer with it, as ids.")
+    ] = False,
     json_output: _Json = False,
     verbose: _Verbose = False,
 ) -> None:
@@ -131,6 +137,14 @@ def generate(
     )
     if json_output:
         print_json(summary(finish) | {"text": finish.text, "ids": finish.ids} | _logprobs(finish))
+    if receipt:
+        _keep_receipt(receipt, finish, with_ids=receipt_ids)
+
+
+def _keep_receipt(path: Path, finish: Finish, *, with_ids: bool) -> None:
+    if not finish.proof.receipt:
+        raise ReceiptInvalid(f"nothing was written to {path}: {finish.proof.reason}", details={"field": "receipt"})
+    receipt_file.write(path, finish.proof.receipt, finish.proof.content if with_ids else None)
 
 
 def _logprobs(finish: Finish) -> dict[str, Any]:
@@ -208,6 +222,7 @@ def _check_table(checks: list[Check]) -> Table:
     return table
 
 
+app.command("verify-receipt")(verify_receipt)
 corpus_app = typer.Typer(no_args_is_help=True, help="Texts of this node to draft from: they never leave it.")
 app.add_typer(corpus_app, name="corpus")
 _Name = Annotated[str, typer.Option("--name", help="Which corpus; draft from it with --drafter suffix:NAME.")]

@@ -36,11 +36,13 @@ from baru_common.frames import (
     Verdict,
 )
 from baru_common.sampling import SamplingContext
+from baru_common.signatures import ANYBODY, Trust
 
 from .chain import DraftChain
 from .events import Event, Finish, Kind, LinkChanged, Started, StepStats
 from .fallback import LocalDecoder
 from .link import LinkEvent, LinkState, Timers
+from .proof import Proof, Seen, prove
 from .reach import LINK_ERRORS, Attached, Reach
 from .transcript import Transcript
 from .transport import HubChannel
@@ -87,6 +89,10 @@ class Generation:
     fallback: Fallback = Fallback.WAIT
     reconcile: Reconcile = Reconcile.REWRITE
     timers: Timers = field(default_factory=Timers)
+    trust: Trust = field(default_factory=Trust)
+    """Whose receipts count."""
+    identity: str = ANYBODY
+    """Who this node is."""
     clock: Callable[[], float] = time.monotonic
     _chain: DraftChain = field(init=False)
     _transcript: Transcript = field(init=False)
@@ -98,6 +104,8 @@ class Generation:
     """The hub that had the session last."""
     _opened: Opened | None = None
     """Of the last stream."""
+    _num_given: int = 0
+    """Output ids that the hub's present session began with."""
     _window: int = 0
     _turn: asyncio.Event = field(default_factory=asyncio.Event)
     _may_decode: asyncio.Event = field(default_factory=asyncio.Event)
@@ -207,6 +215,8 @@ class Generation:
         self._chain = DraftChain.start(request.committed, opened.epoch)
         if provisional:
             self._chain.extend(provisional)  # sent with the request
+        if not opened.continued:
+            self._num_given = len(request.committed) - len(request.prompt_ids)
         if self._opened and not opened.continued:
             self._before, self._seen = _sum(self._before, self._seen), _no_usage(0)
         self._opened, self._window, self._heard_s = opened, opened.max_draft_ahead, self.clock()
@@ -225,7 +235,7 @@ class Generation:
             attached.stream.channel.link.happen(LinkEvent.DRAIN)
             return [LinkChanged(LinkState.DRAINING, attached.stream.channel.address)]
         if isinstance(frame, Finished):
-            return self._finish(frame)
+            return self._finish(frame, attached.opened)
         if isinstance(frame, Verdict):
             return self._decide(frame)
         raise ProtocolViolation(f"the hub sent {type(frame).__name__} out of turn")
@@ -316,7 +326,7 @@ class Generation:
 
     # -- the end
 
-    def _finish(self, frame: Finished) -> list[Event]:
+    def _finish(self, frame: Finished, opened: Opened) -> list[Event]:
         withdrawn = self._transcript.withdraw()
         if len(self._transcript.ids) != frame.usage.num_emitted:
             raise ProtocolViolation(
@@ -325,15 +335,17 @@ class Generation:
         if frame.reason is FinishReason.STOP and self._transcript.stopped_by is None:
             raise ProtocolViolation("the hub stopped where the request does not")
         usage = _sum(frame.usage, replace(self._before, num_prompt=0, num_emitted=0))
-        return [*withdrawn, self._finished(frame.reason, usage)]
+        ids, num_own = self._transcript.ids, self._transcript.num_provisional
+        seen = Seen(self.identity, self.start, opened, ids, self._num_given, num_own)
+        return [*withdrawn, self._finished(frame.reason, usage, prove(frame, seen, self.trust))]
 
     def _finish_alone(self) -> Finish:
         self._transcript.keep()
         usage = replace(_sum(self._before, self._seen), num_emitted=len(self._transcript.ids))
         reason = FinishReason.LENGTH if self._transcript.stopped_by is None else FinishReason.STOP
-        return self._finished(reason, usage)
+        return self._finished(reason, usage, Proof(reason="no hub answered to the end"))
 
-    def _finished(self, reason: FinishReason, usage: Usage) -> Finish:
+    def _finished(self, reason: FinishReason, usage: Usage, proof: Proof) -> Finish:
         now, transcript = self.clock(), self._transcript
         tail = transcript.finish()
         return Finish(
@@ -348,6 +360,7 @@ class Generation:
             tail=tail,
             logprobs=tuple(transcript.logprobs) if self.sampling.params.logprobs is not None else (),
             stopped_by=transcript.stopped_by if reason is FinishReason.STOP else None,
+            proof=proof,
         )
 
     # -- what the node says

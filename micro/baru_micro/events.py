@@ -5,12 +5,13 @@ While the hub is away there may be steps of provisional ids; afterwards some are
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from baru_common.frames import FinishReason, TokenLogprobs, Usage
 
 from .link import LinkState
+from .proof import Proof
 
 
 class Provenance(Enum):
@@ -154,6 +155,13 @@ class Finish:
     """The target's, of each of `ids`, if the request asks for them; None for a provisional id."""
     stopped_by: int | str | None = None
     """The stop id, end-of-sequence id or stop string that ended the output."""
+    proof: Proof = field(default_factory=Proof)
+    """What the hub stands for, as far as this node could check it."""
+
+    @property
+    def verified(self) -> bool:
+        """The hub has signed that its target decided each of `ids`, and all that it signed is what this node saw."""
+        return self.proof.verified
 
     @property
     def tokens_per_s(self) -> float:

@@ -90,6 +90,8 @@ def summary(finish: Finish) -> dict[str, Any]:
         "time_to_first_token_s": round(finish.time_to_first_token_s, 3),
         "elapsed_s": round(finish.elapsed_s, 3),
         "usage": asdict(usage),
+        "verified": finish.verified,
+        "proof": _proof(finish),
         "provenance": [{k: v.value if isinstance(v, Enum) else v for k, v in asdict(s).items()} for s in finish.spans],
     }
 
@@ -107,4 +109,20 @@ def _summary_line(finish: Finish) -> str:
 
 def _verified(finish: Finish) -> str:
     num_own = sum(span.end - span.start for span in finish.spans if span.provenance is Provenance.PROVISIONAL)
-    return f"{num_own} provisional, not verified" if num_own else "all verified by the target"
+    if num_own:
+        return f"{num_own} provisional, not verified"
+    return "all verified by the target" + ("" if finish.verified else f" (no proof: {finish.proof.reason})")
+
+
+def _proof(finish: Finish) -> dict[str, Any]:
+    proof = finish.proof
+    if not (statement := proof.statement):
+        return {"reason": proof.reason}
+    return {
+        "reason": proof.reason,
+        "hub": statement.hub,
+        "trusted": proof.trusted,
+        "transcript_digest": statement.transcript_digest,
+        "num_decided": statement.num_decided,
+        "num_given": statement.num_given,
+    }

@@ -46,6 +46,11 @@ class Transcript:
         return self.ids[self.num_settled :]
 
     @property
+    def num_provisional(self) -> int:
+        """Ids that the node's own model decoded, whether they stand or not."""
+        return self._who.count(Provenance.PROVISIONAL)
+
+    @property
     def stopped_by(self) -> int | str | None:
         """What ended the output by itself: a stop string, or the stop or end-of-sequence id that it ends with."""
         if self._stream.stopped_by is not None:

@@ -14,7 +14,7 @@ Numbers kept for what is planned (see docs/architecture.md):
   Draft 15-19 token trees
   Verdict 20-29 trees
   DecodeResponse 11-19 posture change
-  Finished 10-19 receipts
+  Opened, Finished 11-19 receipts
 """
 
 from collections import abc as _abc
@@ -830,6 +830,7 @@ class Opened(_message.Message):
     MAX_DRAFT_AHEAD_FIELD_NUMBER: _builtins.int
     SESSION_KEY_FIELD_NUMBER: _builtins.int
     CONTINUED_FIELD_NUMBER: _builtins.int
+    RECEIPT_KEY_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """Names the session in logs; 16 to 64 characters, unguessable."""
     epoch: _builtins.int
@@ -842,6 +843,8 @@ class Opened(_message.Message):
     """Proves at a resume that the session is the node's own; 32 random bytes, the same in every stream of it."""
     continued: _builtins.bool
     """The hub still had the session that was to be resumed."""
+    receipt_key: _builtins.bytes
+    """Public key (Ed25519, 32 bytes) that signs the receipt in Finished; empty: this hub gives none."""
     def __init__(
         self,
         *,
@@ -851,10 +854,11 @@ class Opened(_message.Message):
         max_draft_ahead: _builtins.int = ...,
         session_key: _builtins.bytes = ...,
         continued: _builtins.bool = ...,
+        receipt_key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["continued", b"continued", "epoch", b"epoch", "max_draft_ahead", b"max_draft_ahead", "num_committed", b"num_committed", "session_id", b"session_id", "session_key", b"session_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continued", b"continued", "epoch", b"epoch", "max_draft_ahead", b"max_draft_ahead", "num_committed", b"num_committed", "receipt_key", b"receipt_key", "session_id", b"session_id", "session_key", b"session_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -991,25 +995,61 @@ class Finished(_message.Message):
 
     REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    RECEIPT_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
     """Why."""
     @_builtins.property
     def usage(self) -> Global___Usage:
         """What it took."""
 
+    @_builtins.property
+    def receipt(self) -> Global___Receipt:
+        """What the hub stands for, signed; absent when Opened.receipt_key is empty."""
+
     def __init__(
         self,
         *,
         reason: Global___FinishReason.ValueType = ...,
         usage: Global___Usage | None = ...,
+        receipt: Global___Receipt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "receipt", b"receipt", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Finished: _TypeAlias = Finished  # noqa: Y015
+
+@_typing.final
+class Receipt(_message.Message):
+    """Receipt is a statement about one session, signed by its hub. docs/security.md says what is in it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATEMENT_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    statement: _builtins.bytes
+    """UTF-8 JSON, at most 4096 bytes: what is signed, byte for byte."""
+    signature: _builtins.bytes
+    """Ed25519, 64 bytes."""
+    certificate: _builtins.bytes
+    """X.509 certificate of the key (DER, at most 8192 bytes); of a hub without a kit, the bare public key (32 bytes)."""
+    def __init__(
+        self,
+        *,
+        statement: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+        certificate: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "signature", b"signature", "statement", b"statement"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Receipt: _TypeAlias = Receipt  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):

@@ -14,7 +14,7 @@ Numbers kept for what is planned (see docs/architecture.md):
   Draft 15-19 token trees
   Verdict 20-29 trees
   DecodeResponse 11-19 posture change
-  Finished 10-19 receipts
+  Opened, Finished 11-19 receipts
 """
 
 from baru.drafting.v1 import drafting_pb2 as _drafting_pb2
