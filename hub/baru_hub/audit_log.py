@@ -220,6 +220,7 @@ class Chain:
             self._lock = (self._folder / "lock").open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            self._lock.close()
             raise ConfigError(f"another hub writes to the audit log in {self._folder}") from error
         except OSError as error:
             raise ConfigError(

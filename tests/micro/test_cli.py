@@ -10,15 +10,19 @@ import re
 import socket
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from baru_common import __version__
+from baru_common.errors import ReceiptInvalid
 from baru_common.frames import HubDescription
 from baru_common.tokens import TextStream, Tokenizer
 from baru_hub.verifier import Verifier
 from baru_micro import Kind, Piece, Provenance, Step, StepStats
+from baru_micro.cli import app
 from baru_micro.reader import Reader
 from support.hubs import hub_of
 from support.tiny import plain_greedy, tiny_target
@@ -219,3 +223,35 @@ def _escaping() -> Exception:
     from baru_common.errors import TargetMismatch
 
     return TargetMismatch("not\x1b[2J mine", hint="\x1b]0;owned\x07 [/nothing]")
+
+
+# -- receipts
+
+
+async def test_a_receipt_can_be_kept_and_checked_offline(tmp_path: Path) -> None:
+    """0: good; 1: not good, and which field; 3: whole, but nobody vouches for the key. Ids only if asked for."""
+    kept, slim = tmp_path / "kept.json", tmp_path / "slim.json"
+    async with hub_of(_TARGET) as hub:
+        key = hub.verifier._checkpoint.receipt_key.hex()
+        arguments = ("generate", _TEXT, "--hub", hub.address, "--json", *_RAW)
+        _, out, _ = await cli(*arguments, "--receipt", str(kept), "--receipt-ids")
+        await cli(*arguments, "--receipt", str(slim))
+    assert json.loads(out)["verified"] is True
+    assert "content" not in json.loads(slim.read_text())
+    run = CliRunner().invoke
+    assert run(app, ["verify-receipt", str(slim)]).exit_code == 3
+    good = run(app, ["verify-receipt", str(kept), "--key", key, "--json"])
+    told = json.loads(good.stdout)
+    assert (good.exit_code, told["vouched"], told["trusted"]) == (0, True, False)
+    assert told["statement"]["transcript_digest"] == json.loads(out)["proof"]["transcript_digest"]
+    table = run(app, ["verify-receipt", str(slim), "--key", key], env={"COLUMNS": "200"}).stdout
+    assert "40 of 40 ids" in table
+    assert "not proven  ids in this file" in table
+    values = json.loads(kept.read_text())
+    values["content"]["output_ids"][3] += 1
+    kept.write_text(json.dumps(values))
+    bad = run(app, ["verify-receipt", str(kept), "--key", key, "--json"])
+    assert (bad.exit_code, json.loads(bad.stdout)["field"]) == (1, "output_digest")
+    for content in ("", "{}", "[]", slim.read_text().replace('"version": 1', '"version": 2')):
+        kept.write_text(content)
+        assert isinstance(run(app, ["verify-receipt", str(kept)]).exception, ReceiptInvalid)
