@@ -9,6 +9,7 @@ from typing import TypeVar
 from .certificates import read_authorities, revoked_serials
 from .errors import ConfigError
 from .signatures import KEY_BYTES, Trust
+from .tls import Credentials
 
 _T = TypeVar("_T")
 
@@ -24,6 +25,14 @@ def trust_of(authority: Path | None, revoked: Path | None = None, key: str | Non
             raise ConfigError("a revocation list counts only with its authority", hint="give --authority, too")
         serials = _named(revoked, lambda: revoked_serials(_read(revoked), pem))
     return Trust(pem, _key(key) if key else None, serials)
+
+
+def trust_in_kit(credentials: Credentials) -> Trust:
+    """Take the hubs of a machine's own kit, but for those that its revocation list names, if it has one."""
+    authority, revoked = credentials.authority_pem, credentials.files.revoked
+    if revoked is None or not revoked.exists():
+        return Trust(authority)
+    return Trust(authority, None, _named(revoked, lambda: revoked_serials(_read(revoked), authority)))
 
 
 def _key(text: str) -> bytes:

@@ -77,6 +77,8 @@ class Checkpoint:
         """Return the closing frame with its receipt."""
         if not self._notary and not self._audit:
             return frame
+        if self._notary and self._notary.refresh():
+            self.note("certificate_reloaded", key=self._notary.public_key.hex())
         statement = self._statement(visit, frame)
         receipt = self._notary.sign(PURPOSE, statement.to_bytes()) if self._notary else None
         self.note(

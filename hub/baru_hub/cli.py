@@ -95,7 +95,8 @@ def serve(
         str, typer.Option(help="Identity to announce on the local network (mDNS), for nodes that look for it.")
     ] = HubConfig.announce,
     audit: Annotated[
-        Path | None, typer.Option(help="Folder of the audit log. Default: with --tls this hub's state folder; else none.")
+        Path | None,
+        typer.Option(help="Folder of the audit log. Default: with --tls this hub's state folder; else none."),
     ] = HubConfig.audit,
     reflection: Annotated[bool, typer.Option("--reflection", help="Serve gRPC reflection.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Say what happens as JSON lines.")] = False,

@@ -21,10 +21,12 @@ from baru_common.certificates import Certificate, revoked_serials
 from baru_common.errors import BaruError, ConfigError, Unauthenticated
 from baru_common.identity import Role
 from baru_common.reread import Reread
+from baru_common.signatures import ANYBODY
 from baru_common.tls import TlsFiles
 
 from .access import EVERYBODY, Policy, allow_list, check_method
-from .verifier import ANYBODY, Verifier
+from .checkpoint import Checkpoint
+from .verifier import Verifier
 
 _JUDGED_S = 0.5
 """Time between two looks at the calls that last."""
@@ -76,8 +78,10 @@ def hold(session_id: str) -> None:
 class Guard(grpc.aio.ServerInterceptor):
     """Judges callers by what the files of `policy` say now."""
 
-    def __init__(self, policy: Reread[Policy], verifier: Verifier) -> None:
+    def __init__(self, policy: Reread[Policy], verifier: Verifier, checkpoint: Checkpoint | None = None) -> None:
         self._policy = policy
+        self._checkpoint = checkpoint or Checkpoint()
+        """Notes who is denied."""
         self._verifier = verifier
         self._calls: set[Call] = set()
         self._holders: dict[str, Holder] = {}
@@ -128,11 +132,13 @@ class Guard(grpc.aio.ServerInterceptor):
     async def _admitted(self, method: str, context: Context) -> AsyncIterator[None]:
         """Refuse the call, or see it through; it is in `_calls` meanwhile."""
         self._policy.refresh()
+        holder = None
         try:
             holder = _holder(context)
             if refusal := self._refusal(holder) or check_method(holder.certificate.identity, method):
                 raise refusal
         except BaruError as error:
+            self._deny(holder, error)
             await _abort(context, error)
             raise
         task = cast("asyncio.Task[Any]", asyncio.current_task())
@@ -171,7 +177,11 @@ class Guard(grpc.aio.ServerInterceptor):
                 self._verifier.close(session_id)
         for call in list(self._calls):
             if refusal := self._refusal(call.holder):
+                self._deny(call.holder, refusal)
                 call.end(refusal)
+
+    def _deny(self, holder: Holder | None, error: BaruError) -> None:
+        self._checkpoint.deny(str(holder.certificate.identity) if holder else "", error.reason)
 
 
 def policy_of(files: TlsFiles, allow: tuple[str, ...] = (EVERYBODY,), allow_file: Path | None = None) -> Reread[Policy]:

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from baru_common.certificates import Certificate
 from baru_common.errors import ConfigError
+from baru_common.reread import Reread
 from baru_common.signatures import ANYBODY, SignedStatement, sign, utc_now
 
 KEY_FILE, CERTIFICATE_FILE = "receipts.key", "receipts.pem"
@@ -40,34 +41,37 @@ class Notary:
         self._folder, self._certified, self._clock = folder, certified, clock
         if not certified:
             _make_key(folder / KEY_FILE)
-        self.reload()
+        self._files = Reread([folder / KEY_FILE, folder / CERTIFICATE_FILE], self._read)
 
-    def reload(self) -> None:
-        """Take the key and the certificate that are there now; ConfigError if they are no good, and all stays."""
+    def _read(self) -> tuple[Ed25519PrivateKey, x509.Certificate | None]:
         key = _read_key(self._folder / KEY_FILE)
-        found = _read_certificate(self._folder / CERTIFICATE_FILE, key) if self._certified else None
-        self._key, self._document = key, found
-        self.identity = str(Certificate.of(found).identity) if found else ANYBODY
+        return key, _read_certificate(self._folder / CERTIFICATE_FILE, key) if self._certified else None
+
+    def refresh(self) -> bool:
+        """Take a new key and certificate if they have come; say whether they have."""
+        return self._files.refresh()
+
+    @property
+    def identity(self) -> str:
+        """Who signs."""
+        _, found = self._files.value
+        return str(Certificate.of(found).identity) if found else ANYBODY
 
     @property
     def public_key(self) -> bytes:
         """32 bytes."""
-        return self._key.public_key().public_bytes_raw()
+        return self._files.value[0].public_key().public_bytes_raw()
 
     def sign(self, purpose: str, statement: bytes) -> SignedStatement:
-        """Sign for a purpose, with the certificate's successor once it has expired; ConfigError if there is none."""
-        self._renew()
-        der = self._document.public_bytes(serialization.Encoding.DER) if self._document else self.public_key
-        return sign(self._key, der, purpose, statement)
-
-    def _renew(self) -> None:
-        if self._document and self._clock() > self._document.not_valid_after_utc:
-            self.reload()
-            if self._clock() > self._document.not_valid_after_utc:
-                raise ConfigError(
-                    f"the certificate in {self._folder / CERTIFICATE_FILE} has expired, so nothing can be signed",
-                    hint="issue a new one, or set this machine's clock if it is wrong",
-                )
+        """Sign for a purpose; ConfigError when the certificate has expired."""
+        key, found = self._files.value
+        if found and self._clock() > found.not_valid_after_utc:
+            raise ConfigError(
+                f"the certificate in {self._folder / CERTIFICATE_FILE} has expired, so nothing can be signed",
+                hint="issue a new one, or set this machine's clock if it is wrong",
+            )
+        der = found.public_bytes(serialization.Encoding.DER) if found else self.public_key
+        return sign(key, der, purpose, statement)
 
 
 def _make_key(path: Path) -> None:

@@ -28,6 +28,7 @@ from .events import (
 )
 from .hubs import FailBack
 from .link import LinkState, Timers
+from .proof import Proof
 from .sync import SyncMicroNode
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "LinkState",
     "MicroNode",
     "Piece",
+    "Proof",
     "Provenance",
     "Reconcile",
     "Retracted",

@@ -10,17 +10,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from baru_common.discovery import Place, resolved
 from baru_common.drafters import Drafter, TextDrafter, load_drafter
 from baru_common.errors import EmptyPrompt, InvalidRequest, PromptTooLong
 from baru_common.frames import DrafterInfo, HubDescription, Open
 from baru_common.identity import Identity
+from baru_common.reread import Reread
 from baru_common.sampling import SamplingContext, SamplingParams
 from baru_common.sampling.guide import Guide
-from baru_common.tls import MEMBERS, TlsFiles
+from baru_common.tls import MEMBERS, Credentials, TlsFiles
 from baru_common.tokens import Message, Tokenizer
+from baru_common.trust import trust_in_kit
 
 from .decoding import Fallback, Generation, Reconcile
 from .events import Event
@@ -90,6 +92,8 @@ class MicroNode:
             self._local = local_model(drafter)
         self._fallback = options.fallback or (Fallback.LOCAL if self._local else Fallback.WAIT)
         self._options = options
+        self._tls: Reread[Credentials] | None = None
+        """Who this node is, and whose receipts it takes."""
         self._hubs = hubs
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="baru-drafter")
 
@@ -129,6 +133,7 @@ class MicroNode:
             fetch = hubs.current.fetch_tokenizer
             tokenizer = Tokenizer(await cached_bundle(description.tokenizer_digest, fetch))
             node = cls(hubs, description, tokenizer, await fitted(found, tokenizer), options)
+            node._tls = files.watched(*MEMBERS) if files else None
             stack.callback(node._executor.shutdown, wait=False, cancel_futures=True)
             hubs.watch()
             yield node
@@ -210,6 +215,7 @@ class MicroNode:
             fallback=self._fallback,
             reconcile=reconcile or self._options.reconcile,
             timers=self._options.timers,
+            **self._trust(),
         )
         events = generation.events()
         try:
@@ -217,6 +223,14 @@ class MicroNode:
                 yield event
         finally:
             await events.aclose()
+
+    def _trust(self) -> dict[str, Any]:
+        """Say whose receipts count, by the files that are there now."""
+        if self._tls is None:
+            return {}
+        self._tls.refresh()
+        credentials = self._tls.value
+        return {"trust": trust_in_kit(credentials), "identity": str(credentials.own.identity)}
 
     async def _sampling(self, params: SamplingParams, num_prompt: int) -> SamplingContext:
         """Complete the parameters, and refuse here what the hub would refuse."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from baru_common.errors import ReceiptInvalid
 from baru_common.receipts import Statement, canonical_params, digests, verify
-from baru_common.sampling import Grammar, SamplingParams
+from baru_common.sampling import Grammar, SamplingMode, SamplingParams
 from baru_common.signatures import SignedStatement, Trust, canonical, sign
 from support.signers import FINGERPRINT, HUB, NOW, OUTPUT, PROMPT, Kit, bare, certified, hub_key, statement
 
@@ -62,8 +62,8 @@ def test_what_means_the_same_has_one_form(ours: SamplingParams, theirs: Sampling
 
 def test_the_form_of_parameters() -> None:
     params = SamplingParams(
-        logit_bias={7: 1}, stop_strings=["é"], sampling_mode="rejection", grammar=Grammar.regex("a")
-    )  # type: ignore[arg-type]
+        logit_bias={7: 1}, stop_strings=["é"], sampling_mode=SamplingMode.REJECTION, grammar=Grammar.regex("a")
+    )
     assert canonical_params(params).decode() == (
         '{"grammar":{"kind":"regex","text":"a"},"logit_bias":[[7,1.0]],"sampling_mode":"rejection","stop_strings":["é"]}'
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -10,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from baru_common.errors import EmptyPrompt, HubUnavailable
+from baru_common.errors import EmptyPrompt, HubUnavailable, Unauthenticated
 from baru_common.frames import Finished, FinishReason, HubFrame, Open, Opened, Resume, Verdict
+from baru_common.identity import Role
 from baru_common.receipts import Statement, digests, verify
 from baru_common.signatures import Trust
 from baru_hub.audit import Record, check_log, log_files
@@ -19,9 +21,12 @@ from baru_hub.audit_log import AuditLog
 from baru_hub.checkpoint import Checkpoint
 from baru_hub.live import LiveSession
 from baru_hub.orphans import LinkPolicy
-from baru_hub.signing import Notary
+from baru_hub.signing import Notary, default_folder
 from baru_hub.verifier import Verifier
-from support.link import PROMPT, asked, script, scripted_engine, until
+from baru_micro import MicroNode
+from support.hubs import hub_of
+from support.kits import kit
+from support.link import PROMPT, Shown, asked, script, scripted_engine, until
 from support.lockstep import free_running
 from support.signers import NOW
 
@@ -143,3 +148,38 @@ def test_a_key_is_made_once_and_private(tmp_path: Path) -> None:
     assert Notary(tmp_path / "state", certified=False).public_key == first.public_key
     assert [path.name for path in (tmp_path / "state").iterdir()] == ["receipts.key"]
     assert (tmp_path / "state" / "receipts.key").stat().st_mode & 0o777 == 0o600
+
+
+async def test_in_a_kit_the_authority_vouches_for_the_hub(tmp_path: Path) -> None:
+    """The audit log is on; a new certificate is taken with the next receipt, and who is denied is written down."""
+    made = kit(tmp_path)
+    alpha, beta = made.issue("alpha"), made.issue("beta")
+    proofs = []
+    async with hub_of(scripted_engine(0.0), tls=made.hub, scheduler=free_running()) as served:
+        async with MicroNode.connect(served.address, drafter=None, tls=alpha) as node:
+            for _ in range(2):
+                shown = await Shown().follow(node, 6)
+                assert shown.finish
+                proofs.append(shown.finish.proof)
+                made.issue("one", Role.HUB, replace=True)
+        made.revoke("beta")
+        with pytest.raises(Unauthenticated):
+            async with MicroNode.connect(served.address, drafter=None, tls=beta):
+                pass
+    for proof in proofs:
+        assert (proof.verified, proof.trusted) == (True, True)
+        assert proof.statement
+        assert (proof.statement.hub, proof.statement.node) == ("spiffe://kit/hub/one", "spiffe://kit/node/alpha")
+        assert proof.receipt
+        assert verify(proof.receipt, Trust((alpha / "ca.pem").read_bytes()))[1].trusted
+    assert len({proof.signer.public_key for proof in proofs if proof.signer}) == 2
+    report = check_log(default_folder(), Trust((alpha / "ca.pem").read_bytes()))
+    events = [json.loads(line) for path in log_files(default_folder()) for line in path.read_bytes().splitlines()]
+    assert report.num_records == len(events)
+    assert [e["event"] for e in events if e["event"] != "identity_denied"] == [
+        "hub_started",
+        *["session_opened", "session_finished"],
+        *["session_opened", "certificate_reloaded", "session_finished"],
+        "hub_stopped",
+    ]
+    assert {e["identity"] for e in events if e["event"] == "identity_denied"} == {"spiffe://kit/node/beta"}

@@ -22,6 +22,7 @@ _NAMES = [
     "LinkState",
     "MicroNode",
     "Piece",
+    "Proof",
     "Provenance",
     "Reconcile",
     "Retracted",
