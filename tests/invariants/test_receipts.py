@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -33,7 +34,7 @@ def requests() -> list[tuple[tuple[int, ...], SamplingParams]]:
     return [(tuple(prompt), params[i % 3]) for i, prompt in enumerate(prompts)]
 
 
-async def answers(drafter: Drafter | None, **settings: object) -> tuple[list[Finish], bytes]:
+async def answers(drafter: Drafter | None, **settings: Any) -> tuple[list[Finish], bytes]:
     """Ask for all of them at once; return the ends, and the key that signs."""
     async with hub_of(_TARGET, scheduler=free_running(), max_sessions=_NUM_REQUESTS, **settings) as hub:
         async with MicroNode.connect(hub.address, drafter=drafter) as node:
