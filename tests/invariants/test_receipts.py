@@ -36,7 +36,9 @@ def requests() -> list[tuple[tuple[int, ...], SamplingParams]]:
 
 async def answers(drafter: Drafter | None, **settings: Any) -> tuple[list[Finish], bytes]:
     """Ask for all of them at once; return the ends, and the key that signs."""
-    async with hub_of(_TARGET, scheduler=free_running(), max_sessions=_NUM_REQUESTS, **settings) as hub:
+    async with hub_of(
+        _TARGET, scheduler=free_running(), max_sessions=_NUM_REQUESTS, kv_cache_mb=128, **settings
+    ) as hub:
         async with MicroNode.connect(hub.address, drafter=drafter) as node:
 
             async def one(prompt: Sequence[int], params: SamplingParams) -> Finish:
