@@ -9,18 +9,17 @@ from dataclasses import dataclass
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from baru.drafting.v1 import drafting_pb2, drafting_pb2_grpc
-from baru_common.channel_options import SERVER_OPTIONS
+from baru_common.channel_options import server_options
 from baru_common.errors import ConfigError
 from baru_common.frames import Limits
 
+from .call_limits import CallLimits, Identify
 from .config import HubConfig, split_address
 from .engines import Engine
 from .scheduler import GoodputScheduler, Scheduler
-from .servicer import DraftingServicer
+from .servicer import SERVICE, DraftingServicer, add_to, anybody
 from .verifier import Verifier
 
-SERVICE = drafting_pb2.DESCRIPTOR.services_by_name["DraftingService"].full_name
 _LAST_FRAMES_S = 0.5
 """Time for the last frames of sessions that have ended to go out."""
 
@@ -42,22 +41,35 @@ class Hub:
 
 
 @asynccontextmanager
-async def running_hub(engine: Engine, config: HubConfig, *, scheduler: Scheduler | None = None) -> AsyncIterator[Hub]:
+async def running_hub(
+    engine: Engine, config: HubConfig, *, scheduler: Scheduler | None = None, identify: Identify = anybody
+) -> AsyncIterator[Hub]:
     """Serve `engine` while the block runs, scheduled by goodput unless `scheduler` is given.
 
     ConfigError when the address cannot be taken, EngineFailure when the target cannot take a step.
     """
     limits = Limits(
         max_sessions=config.max_sessions,
-        max_prompt_tokens=engine.spec.context_limit - 1,
+        max_prompt_tokens=min(config.max_prompt_tokens, engine.spec.context_limit - 1),
         max_draft_ahead=config.max_draft_ahead,
         max_message_bytes=config.max_message_bytes,
     )
     if scheduler is None:
         scheduler = GoodputScheduler(await engine.calibrate(), config.max_prefill, config.max_patience_ms / 1000)
-    async with Verifier(engine, scheduler, limits, max_depth=config.max_depth, link=config.link) as verifier:
-        server = grpc.aio.server(options=SERVER_OPTIONS)
-        drafting_pb2_grpc.add_DraftingServiceServicer_to_server(DraftingServicer(verifier), server)
+    async with Verifier(
+        engine, scheduler, limits, max_depth=config.max_depth, link=config.link, quotas=config
+    ) as verifier:
+        server = grpc.aio.server(
+            interceptors=[CallLimits(config, identify)],
+            options=server_options(
+                max_streams=config.max_identity_calls,
+                max_connections=config.max_connections,
+                max_connection_age_s=config.max_session_age_s,
+            ),
+            maximum_concurrent_rpcs=config.max_calls,
+        )
+        servicer = DraftingServicer(verifier, config, slow_reader_s=config.slow_reader_s, identify=identify)
+        add_to(server, servicer)
         health_servicer = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
         if config.reflection:
