@@ -49,10 +49,11 @@ class DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
         slow_reader_s: float = LinkPolicy.slow_reader_s,
         identify: Identify = anybody,
     ) -> None:
-        """`slow_reader_s`: a client that takes no frame for so long is given up. `identify` says who calls."""
+        """`slow_reader_s`: a client whose call takes no frame for twice as long is given up, even when its session has
+        ended (while it runs, the loop finds out first). `identify` says who calls."""
         self._verifier = verifier
         self._quotas = quotas
-        self._slow_reader_s = slow_reader_s
+        self._unread_s = 2 * slow_reader_s
         self._identify = identify
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:  # noqa: ARG002, N802
@@ -82,7 +83,7 @@ class DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
         reader = asyncio.create_task(self._read(request_iterator, live))
         try:
             async for frame in live.frames():
-                await asyncio.wait_for(context.write(wire.encode_response(frame)), self._slow_reader_s)
+                await asyncio.wait_for(context.write(wire.encode_response(frame)), self._unread_s)
         except BaruError as error:
             reader.cancel()  # before the call is aborted, or reading from it fails with an error of its own
             await abort(context, error)

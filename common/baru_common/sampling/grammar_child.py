@@ -85,7 +85,7 @@ def _compile(ask: dict[str, Any], bundle: TokenizerBundle, eos_ids: tuple[int, .
     try:
         _limit(ask["cpu_s"], ask["mb"] << 20)
         answer: dict[str, Any] = {"ok": True}
-        Guide.compile(Grammar(GrammarKind(ask["kind"]), ask["text"]), bundle, eos_ids).walk(_NUM_STEPS)
+        Guide.compile(Grammar(GrammarKind(ask["kind"]), ask["text"]), bundle, eos_ids).walk(_NUM_STEPS, eos_ids)
     except BaruError as error:
         answer = {"error": error.message}
     except MemoryError:

@@ -63,11 +63,11 @@ class Guide:
         """Return a cursor at the beginning."""
         return GuideCursor(self._matcher.deep_copy(), self._step_s)
 
-    def walk(self, num_steps: int) -> None:
+    def walk(self, num_steps: int, eos_ids: Sequence[int]) -> None:
         """Follow a text of this grammar, ids at random but always the same; InvalidRequest where that fails."""
         cursor, choose = self.start(), random.Random(0)  # noqa: S311
         for _ in range(num_steps):
-            allowed = _some(cursor.masks(())[0], choose)
+            allowed = _some(_without(cursor.masks(())[0], eos_ids), choose)
             if allowed is None or not cursor.seek([*cursor.ids, allowed]):
                 return  # it has ended
 
@@ -145,6 +145,13 @@ class GuideCursor:
         if length < len(self._ids):
             self._matcher.rollback(len(self._ids) - length)
             del self._ids[length:]
+
+
+def _without(mask: bytes, ids: Sequence[int]) -> bytes:
+    cleared = bytearray(mask)
+    for token in ids:
+        cleared[token // 8] &= ~(1 << token % 8)
+    return bytes(cleared)
 
 
 def _some(mask: bytes, choose: random.Random) -> int | None:
