@@ -1,7 +1,8 @@
 """What one misbehaving node costs seven honest ones: tokens/s with and without it, in turn; real processes.
 
 The hub runs a simulated target in real time, the seven nodes draft, the offender is a process of its own. All on the
-given core, the offender at a lower priority, as its own machine is elsewhere: what it costs is what the hub does for it.
+given core, the offender at a lower priority, as its own machine is elsewhere: what it costs is what the hub does for
+it.
 
 Usage: python -m bench.misbehaviour [--rounds N] [--seconds S] [--kinds K...] [--core N]
        python -m bench.misbehaviour serve
@@ -27,10 +28,10 @@ from baru_micro import MicroNode, Step
 
 from .store import OUT, Store, machine
 
-TESTS = str(Path(__file__).parent.parent / "tests")
-sys.path.insert(0, TESTS)
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from support.misbehaviour import KINDS, identify
 
+TESTS = sys.path[0]
 STORE = Store(OUT / "misbehaviour.jsonl")
 PROFILE = "thor-qwen3-27b-nvfp4"
 NUM_NODES = 7

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baru_common.errors import BaruError, CapacityExhausted, ConfigError, InvalidRequest, PromptTooLong
 from baru_common.frames import Open
@@ -95,6 +95,13 @@ class Quotas:
                 f"max_frame_bytes is {self.max_frame_bytes}, too few for a draft of {self.max_draft_ahead} ids",
                 hint=f"use at least {self.max_draft_ahead * _DRAFT_ID_BYTES}",
             )
+
+    def within(self, capacity: int | None) -> Quotas:
+        """Return these quotas for a hub whose memory holds `capacity` ids: no identity may have more than half."""
+        if capacity is None:
+            return self
+        most = max(min(self.max_identity_tokens_in_flight, capacity // 2), 1)
+        return replace(self, max_identity_tokens_in_flight=most)
 
     def identity_calls(self, identity: str) -> int:
         """Most calls of this identity at a time."""

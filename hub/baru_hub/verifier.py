@@ -73,7 +73,9 @@ class Verifier:
         identity may take, and all of them; `limits` is what nodes are told of it."""
         self._engine = engine
         self._scheduler = scheduler
-        self._quotas = quotas = quotas or Quotas(**({"max_sessions": limits.max_sessions} if limits else {}))
+        self._quotas = quotas = (quotas or Quotas(**({"max_sessions": limits.max_sessions} if limits else {}))).within(
+            engine.spec.capacity
+        )
         self._limits = limits or Limits(
             max_sessions=quotas.max_sessions,
             max_prompt_tokens=engine.spec.context_limit - 1,

@@ -1,4 +1,6 @@
-"""A node that misbehaves, in each way there is. For tests, and as a process: python -m support.misbehaviour KIND ADDRESS
+"""A node that misbehaves, in each way there is. For tests, and as a process.
+
+Usage: python -m support.misbehaviour KIND ADDRESS
 
 It says who it is by metadata, `identify` reads that: for hubs whose connections carry no identity.
 """
