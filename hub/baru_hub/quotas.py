@@ -60,7 +60,7 @@ class Quotas:
     """Most stop ids and stop strings of one request."""
     max_draft_ahead: int = 64
     """Most drafted ids past the committed length that the hub keeps per session."""
-    max_frame_bytes: int = 1 << 16
+    max_frame_bytes: int = 1 << 17
     """Most bytes of a frame after Open."""
     max_frames_per_s: float = 500.0
     """Frames read per second and stream, a second's worth of them at once; one counts once for each KiB begun. A

@@ -85,7 +85,7 @@ def test_a_request_has_sizes(num_prompt: int, params: dict[str, Any], param: str
         {"max_sessions": 0},
         {"max_frames_per_s": float("inf")},
         {"grammar_cpu_s": 0.0},
-        {"max_frame_bytes": 1 << 14, "max_draft_ahead": 64},
+        {"max_frame_bytes": 1 << 14, "max_draft_ahead": 65},
     ],
 )
 def test_a_limit_that_makes_no_sense_is_named(setting: dict[str, Any]) -> None:
