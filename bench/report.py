@@ -29,6 +29,7 @@ PAGE = DOCS / "performance.md"
 SAMPLING = DOCS / "sampling.md"
 DRAFTERS = DOCS / "drafters.md"
 LINK = DOCS / "link.md"
+SECURITY = DOCS / "security.md"
 
 Row = dict[str, Any]
 
@@ -55,6 +56,7 @@ def main() -> None:
     fill(SAMPLING, "acceptance", acceptance_table(list(Store(KEPT / "acceptance.jsonl").rows().values())))
     fill(DRAFTERS, "suffix", suffix_table(Store(KEPT / "suffix.jsonl").rows()))
     fill(SAMPLING, "structured", structured_table(list(Store(KEPT / "structured.jsonl").rows().values())))
+    fill(SECURITY, "misbehaviour", misbehaviour_table(list(Store(KEPT / "misbehaviour.jsonl").rows().values())))
     fill(LINK, "link", link_table(list(Store(KEPT / "link.jsonl").rows().values())))
 
 
@@ -324,6 +326,23 @@ def link_table(rows: Sequence[Row]) -> str:
     (last,) = [*labs.values()][-1:]
     runs = len(last["found"].get("noticed_s", []))
     return "\n".join(lines) + f"\n\n{runs} outages of 3 s a lab; {last['machine']}."
+
+
+def misbehaviour_table(rows: Sequence[Row]) -> str:
+    """What one bad node costs seven good ones."""
+    if not rows:
+        return ""
+    lines = []
+    for row in rows:
+        ratios = [b / a for a, b in zip(row["without"], row["with"], strict=True)]
+        rates = (f"{statistics.median(row[name]):.1f}" for name in ("without", "with"))
+        lines.append([row["kind"], *rates, _spread(ratios)])
+    first = rows[0]
+    return (
+        table(["offender", "tokens/s without", "with", "ratio, median (range)"], lines)
+        + f"\n\n{len(first['with'])} rounds of {first['seconds']:g} s each way, interleaved; {first['machine']}, all on"
+        f" one core that others use, too (load average up to {max(r['load'] for r in rows):.0f})."
+    )
 
 
 def _spread(values: Sequence[float] | None) -> str:

@@ -167,7 +167,7 @@ async def _own_time() -> dict[str, dict[str, float]]:
         return decided
 
     scheduler.plan, scheduler.learn, engine.verify = timed_plan, timed_learn, timed_verify  # type: ignore[method-assign]
-    async with running_hub(engine, HubConfig("127.0.0.1:0", max_patience_ms=0), scheduler=scheduler) as hub:
+    async with running_hub(engine, HubConfig(listen="127.0.0.1:0", max_patience_ms=0), scheduler=scheduler) as hub:
         command = ["-m", "bench.steps_client", hub.address]
         client = await asyncio.create_subprocess_exec("taskset", "-c", "1", sys.executable, *command)
         await client.wait()

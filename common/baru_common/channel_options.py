@@ -33,8 +33,29 @@ CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.enable_http_proxy", 0),  # the hub is a neighbour, whatever the environment says
 )
 
+_MAX_METADATA_BYTES = 8 << 10
+_HANDSHAKE_MS = 10_000
+
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *_BOTH,
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
     ("grpc.so_reuseport", 0),  # a second hub on the same port is a mistake, not a helper
+    ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", 2 * _MAX_METADATA_BYTES),
+    ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
 )
+
+
+def server_options(
+    *, max_streams: int, max_connections: int, max_connection_age_s: float
+) -> tuple[tuple[str, int], ...]:
+    """Return the options of a hub: calls at a time on one connection, connections at a time, and the age at which a
+    connection takes no more calls; as much later those that it still has are cut."""
+    age_ms = min(round(max_connection_age_s * 1000), (1 << 31) - 1)
+    return (
+        *SERVER_OPTIONS,
+        ("grpc.max_concurrent_streams", max_streams),
+        ("grpc.max_allowed_incoming_connections", max_connections),
+        ("grpc.max_connection_age_ms", age_ms),
+        ("grpc.max_connection_age_grace_ms", age_ms),
+    )

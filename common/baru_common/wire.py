@@ -18,6 +18,7 @@ from baru.drafting.v1 import drafting_pb2 as pb
 
 from . import errors, frames
 from .sampling import Grammar, GrammarKind, SamplingMode, SamplingParams, SparseProbs
+from .sampling.params import MAX_IDS, MAX_STOP_IDS, MAX_STOP_STRINGS
 from .signatures import SignedStatement
 
 ERROR_DOMAIN = "drafting.baru"
@@ -30,6 +31,11 @@ _GRAMMAR_NUMBERS = {kind: pb.GrammarKind.Value(f"GRAMMAR_KIND_{kind.name}") for 
 _GRAMMAR_KINDS: dict[int, GrammarKind] = {number: kind for kind, number in _GRAMMAR_NUMBERS.items()}
 _FINISH_REASONS: dict[int, frames.FinishReason] = {
     pb.FinishReason.Value(f"FINISH_REASON_{reason.name}"): reason for reason in frames.FinishReason
+}
+
+_MOST_PARAMS = dict.fromkeys(("logit_bias", "banned_ids", "allowed_ids", "forced_ids"), MAX_IDS) | {
+    "stop_ids": MAX_STOP_IDS,
+    "stop_strings": MAX_STOP_STRINGS,
 }
 
 # -- frames to messages
@@ -129,13 +135,17 @@ def encode_description(hub: frames.HubDescription) -> pb.DescribeResponse:
 # -- messages to frames
 
 
-def decode_request(message: pb.DecodeRequest) -> frames.NodeFrame:
+def decode_request(message: pb.DecodeRequest, max_ids: int | None = None) -> frames.NodeFrame:
     """Return the frame of a message from a node.
+
+    `max_ids`: most entries of any of its lists of ids; nothing is made of one that has more.
 
     UnknownFrame for one of a later revision; InvalidRequest for values that are wrong whatever the
     session's state. Limits that depend on the session are checked there.
     """
     kind = message.WhichOneof("frame")
+    if max_ids is not None:
+        _require_short(message, max_ids)
     if kind == "draft":
         draft = message.draft
         probs = tuple(SparseProbs(tuple(p.token_ids), p.weights) for p in draft.draft_probs)
@@ -149,6 +159,35 @@ def decode_request(message: pb.DecodeRequest) -> frames.NodeFrame:
     raise errors.UnknownFrame(
         "a frame of a kind that this hub does not know", hint="use the same release on hub and node"
     )
+
+
+def _require_short(message: pb.DecodeRequest, most: int) -> None:
+    """Refuse lists that are too long while counting them is all that they have cost."""
+    if message.HasField("draft"):
+        num_ids = max(len(message.draft.token_ids), len(message.draft.draft_probs))
+        if num_ids > most:
+            raise errors.InvalidDraft(f"a draft holds {num_ids} ids, at most {most} may be drafted ahead")
+    if message.HasField("open"):
+        opening = message.open
+        if len(opening.prompt_ids) > most:
+            raise errors.PromptTooLong(
+                f"the prompt has {len(opening.prompt_ids)} tokens, more than the context of {most}",
+                hint="shorten the prompt",
+                details={"param": "prompt_ids"},
+            )
+        if len(opening.resume.output_ids) + len(opening.resume.provisional_ids) > most:
+            raise errors.InvalidRequest(
+                f"resume holds more ids than the context of {most}", details={"param": "resume"}
+            )
+        _require_short_params(opening.params)
+
+
+def _require_short_params(params: pb.SamplingParams) -> None:
+    for name, most in _MOST_PARAMS.items():
+        if (num := len(getattr(params, name))) > most:
+            raise errors.InvalidRequest(
+                f"{name} has {num} entries, at most {most} are allowed", details={"param": name}
+            )
 
 
 def _decode_open(message: pb.Open) -> frames.Open:

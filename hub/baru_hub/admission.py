@@ -5,10 +5,10 @@ from __future__ import annotations
 import hmac
 
 from baru_common.errors import (
+    CapacityExhausted,
     EmptyPrompt,
     InvalidRequest,
     PermissionDenied,
-    PromptTooLong,
     ProtocolMismatch,
     Superseded,
     TargetMismatch,
@@ -20,20 +20,18 @@ from baru_common.sampling import SamplingParams
 
 from .engines import EngineSpec
 from .live import Resident
+from .quotas import DEFAULT_QUOTAS, Quotas, check_request, prompt_too_long
 
 
-def check_open(request: Open, spec: EngineSpec, limits: Limits) -> None:
+def check_open(request: Open, spec: EngineSpec, limits: Limits, quotas: Quotas = DEFAULT_QUOTAS) -> None:
     """Raise the BaruError that says why `request` cannot be served here, if it cannot."""
     _check_fit(request, spec)
     if not request.prompt_ids:
         raise EmptyPrompt("the prompt is empty", hint="send at least one token", details={"param": "prompt_ids"})
     most = min(limits.max_prompt_tokens, spec.context_limit - 1)
     if len(request.prompt_ids) > most:
-        raise PromptTooLong(
-            f"the prompt has {len(request.prompt_ids)} tokens, at most {most} are allowed",
-            hint="shorten the prompt",
-            details={"param": "prompt_ids"},
-        )
+        raise prompt_too_long(len(request.prompt_ids), most)
+    check_request(request, quotas)
     if not spec.samples and (param := _needs_logits(request.params)):
         raise InvalidRequest(
             f"{param} cannot be served: the {spec.engine} engine decides by script and has no logits",
@@ -42,13 +40,19 @@ def check_open(request: Open, spec: EngineSpec, limits: Limits) -> None:
         )
     _check_ids("prompt_ids", request.prompt_ids, spec)
     if request.resume:
-        _check_resume(request, request.resume, spec)
+        _check_resume(request, request.resume, spec, quotas)
     request.params.require_ids_below(spec.vocabulary.size)
+    if spec.capacity is not None and (length := max_length(request, spec, quotas)) > spec.capacity:
+        raise CapacityExhausted(
+            f"the session may come to {length} ids, the hub's KV cache holds {spec.capacity}",
+            hint="set max_tokens lower, or give the hub more memory for keys and values",
+            details={"limit": "kv_cache_mb"},
+        )
 
 
-def max_length(request: Open, spec: EngineSpec) -> int:
+def max_length(request: Open, spec: EngineSpec, quotas: Quotas = DEFAULT_QUOTAS) -> int:
     """Return the most ids that the session may come to hold, prompt and output."""
-    room = spec.context_limit - len(request.prompt_ids)
+    room = min(spec.context_limit - len(request.prompt_ids), quotas.max_output_tokens)
     return len(request.prompt_ids) + min(request.params.max_tokens or room, room)
 
 
@@ -96,9 +100,9 @@ def _check_fit(request: Open, spec: EngineSpec) -> None:
         )
 
 
-def _check_resume(request: Open, resume: Resume, spec: EngineSpec) -> None:
+def _check_resume(request: Open, resume: Resume, spec: EngineSpec, quotas: Quotas) -> None:
     _check_ids("resume", resume.output_ids + resume.provisional_ids, spec)
-    most, length = max_length(request, spec), len(request.committed) + len(resume.provisional_ids)
+    most, length = max_length(request, spec, quotas), len(request.committed) + len(resume.provisional_ids)
     if length > most:
         raise InvalidRequest(
             f"resume makes {length} ids with the prompt, the request allows {most}", details={"param": "resume"}

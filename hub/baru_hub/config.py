@@ -13,11 +13,11 @@ from baru_common.model_files import DEFAULT_TARGET
 
 from .access import EVERYBODY, allow_list
 from .orphans import LinkPolicy
+from .quotas import Quotas
 
 DEFAULT_LISTEN = "127.0.0.1:7443"
 _DRAFT_AHEAD = 64
 _LEAST = {
-    "max_sessions": 1,
     "max_depth": 0,
     "max_prefill": 1,
     "max_patience_ms": 0,
@@ -70,8 +70,11 @@ class TargetConfig:
 
 
 @dataclass(frozen=True)
-class HubConfig:
-    """How `baru-hub serve` serves: the table [hub] of a settings file. ConfigError names the setting that is wrong."""
+class HubConfig(Quotas):
+    """How `baru-hub serve` serves, and what it lets others take: the table [hub] of a settings file.
+
+    ConfigError names the setting that is wrong.
+    """
 
     listen: str = DEFAULT_LISTEN
     """Address to serve on, HOST:PORT; port 0 takes a free one. Without `tls` it must be loopback."""
@@ -81,8 +84,6 @@ class HubConfig:
     """Who may connect: names, ROLE/NAME, or `*` for everybody with a certificate of the kit."""
     allow_file: Path | None = None
     """A file of such names, one a line, in the place of `allow`; read again when it changes."""
-    max_sessions: int = 16
-    """Most sessions at a time."""
     max_depth: int = 16
     """Most draft ids checked per session and step; 0 turns drafting off."""
     max_draft_ahead: int = 0
@@ -111,6 +112,9 @@ class HubConfig:
     """Serve gRPC reflection, for debugging."""
 
     def __post_init__(self) -> None:
+        if not self.max_draft_ahead:
+            object.__setattr__(self, "max_draft_ahead", max(_DRAFT_AHEAD, self.max_depth))
+        super().__post_init__()
         host, port = split_address(self.listen)
         if not self.tls and not _is_loopback(host):
             raise ConfigError(
@@ -123,8 +127,6 @@ class HubConfig:
         for name, least in _LEAST.items():
             if not least <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} is {getattr(self, name)}, must be at least {least}")
-        if not self.max_draft_ahead:
-            object.__setattr__(self, "max_draft_ahead", max(_DRAFT_AHEAD, self.max_depth))
         if self.max_draft_ahead < self.max_depth:
             raise ConfigError(
                 f"max_draft_ahead is {self.max_draft_ahead}, must be at least max_depth ({self.max_depth})"

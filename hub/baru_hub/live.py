@@ -31,6 +31,7 @@ class Resident:
         policy: LinkPolicy,
         clock: Callable[[], float],
         wake: Callable[[], None],
+        max_idle_s: float = math.inf,
     ) -> None:
         self.visit = visit
         self.state = visit.state
@@ -45,6 +46,8 @@ class Resident:
         self.policy = policy
         self.clock = clock
         self.wake = wake
+        self.max_idle_s = max_idle_s
+        self.born_s = clock()
         self._num_bytes = allocation.num_bytes
 
     @property
@@ -118,6 +121,8 @@ class LiveSession:
         self._beat_s: float | None = None
         """When the node was last heard, once it sends heartbeats."""
         self._drafted_s: float | None = None
+        self._active_s = resident.clock()
+        """When the node last sent or took something."""
 
     @property
     def state(self) -> Session:
@@ -194,6 +199,7 @@ class LiveSession:
             self._resident.abandon()
 
     def _hear(self, now_s: float) -> None:
+        self._active_s = now_s
         if self._beat_s is not None:
             self._beat_s = now_s
         if self._attached:
@@ -221,6 +227,7 @@ class LiveSession:
         """Yield frames for the node, `Finished` last; raise what `fail` or `end` was given."""
         while True:
             item = await self._outbox.get()
+            self._active_s = self._resident.clock()
             if self._full_since_s is not None and not self.full:
                 self._full_since_s = None
                 self._resident.wake()
@@ -238,12 +245,14 @@ class LiveSession:
         policy = self._resident.policy
         silent_s = math.inf if self._beat_s is None else self._beat_s + policy.node_silence_s
         unread_s = math.inf if self._full_since_s is None else self._full_since_s + policy.slow_reader_s
-        return min(silent_s, unread_s)
+        return min(silent_s, unread_s, self._active_s + self._resident.max_idle_s)
 
     def give_up(self) -> None:
         """The node is gone: tell it why, in case it is not, and let the session run on without it."""
         if self._full_since_s is not None:
             why, hint = "the node leaves its frames unread", "read them as they come"
+        elif self._beat_s is None:
+            why, hint = "the node neither sends nor takes anything", "send heartbeats"
         else:
             why, hint = "nothing comes from the node", "send heartbeats"
         self.end(HubTimeout(f"{why}, so the hub takes it for gone", hint=f"resume, and {hint}"))

@@ -10,23 +10,22 @@ from dataclasses import dataclass
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from baru.drafting.v1 import drafting_pb2, drafting_pb2_grpc
 from baru_common import __version__
-from baru_common.channel_options import SERVER_OPTIONS
+from baru_common.channel_options import server_options
 from baru_common.errors import ConfigError
 from baru_common.frames import Limits
 from baru_common.identity import Role
 from baru_common.tls import TlsFiles, server_credentials
 
+from .call_limits import CallLimits, Identify
 from .checkpoint import open_checkpoint
 from .config import HubConfig, split_address
 from .engines import Engine
 from .guard import Guard, policy_of
 from .scheduler import GoodputScheduler, Scheduler
-from .servicer import DraftingServicer
+from .servicer import SERVICE, DraftingServicer, add_to, identified
 from .verifier import Verifier
 
-SERVICE = drafting_pb2.DESCRIPTOR.services_by_name["DraftingService"].full_name
 _LAST_FRAMES_S = 0.5
 """Time for the last frames of sessions that have ended to go out."""
 
@@ -48,7 +47,9 @@ class Hub:
 
 
 @asynccontextmanager
-async def running_hub(engine: Engine, config: HubConfig, *, scheduler: Scheduler | None = None) -> AsyncIterator[Hub]:
+async def running_hub(
+    engine: Engine, config: HubConfig, *, scheduler: Scheduler | None = None, identify: Identify = identified
+) -> AsyncIterator[Hub]:
     """Serve `engine` while the block runs, scheduled by goodput unless `scheduler` is given.
 
     ConfigError when the address cannot be taken or a certificate is wrong, ClockError when the clock is, EngineFailure
@@ -58,7 +59,7 @@ async def running_hub(engine: Engine, config: HubConfig, *, scheduler: Scheduler
     credentials = server_credentials(files) if files else None
     limits = Limits(
         max_sessions=config.max_sessions,
-        max_prompt_tokens=engine.spec.context_limit - 1,
+        max_prompt_tokens=min(config.max_prompt_tokens, engine.spec.context_limit - 1),
         max_draft_ahead=config.max_draft_ahead,
         max_message_bytes=config.max_message_bytes,
     )
@@ -67,12 +68,28 @@ async def running_hub(engine: Engine, config: HubConfig, *, scheduler: Scheduler
     async with (
         open_checkpoint(config) as checkpoint,
         Verifier(
-            engine, scheduler, limits, max_depth=config.max_depth, link=config.link, checkpoint=checkpoint
+            engine,
+            scheduler,
+            limits,
+            max_depth=config.max_depth,
+            link=config.link,
+            checkpoint=checkpoint,
+            quotas=config,
         ) as verifier,
     ):
         guard = Guard(policy_of(files, config.allow, config.allow_file), verifier, checkpoint) if files else None
-        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[guard] if guard else None)
-        drafting_pb2_grpc.add_DraftingServiceServicer_to_server(DraftingServicer(verifier), server)
+        limited = CallLimits(config, identify)
+        server = grpc.aio.server(
+            interceptors=[guard, limited] if guard else [limited],  # who calls is known before it is counted
+            options=server_options(
+                max_streams=config.max_identity_calls,
+                max_connections=config.max_connections,
+                max_connection_age_s=config.max_session_age_s,
+            ),
+            maximum_concurrent_rpcs=config.max_calls,
+        )
+        servicer = DraftingServicer(verifier, config, slow_reader_s=config.slow_reader_s, identify=identify)
+        add_to(server, servicer)
         health_servicer = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
         if config.reflection:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from typing import Any, NoReturn
+from contextlib import suppress
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -13,13 +14,18 @@ from google.protobuf.message import DecodeError
 from baru.drafting.v1 import drafting_pb2 as pb
 from baru.drafting.v1 import drafting_pb2_grpc
 from baru_common import wire
-from baru_common.errors import BaruError, EngineFailure, InvalidRequest, NotFound
-from baru_common.frames import Cancel, Draft, FinishReason, Heartbeat, Open
+from baru_common.errors import BaruError, EngineFailure, HubTimeout, InvalidRequest, NotFound
+from baru_common.frames import Cancel, Draft, FinishReason, Heartbeat, NodeFrame, Open
 
+from .call_limits import Identify, abort
 from .guard import caller, hold
 from .live import LiveSession
+from .orphans import LinkPolicy
+from .quotas import DEFAULT_QUOTAS, Quotas
+from .rates import FrameRate
 from .verifier import Verifier
 
+SERVICE = pb.DESCRIPTOR.services_by_name["DraftingService"].full_name
 _CHUNK_BYTES = 1 << 18
 _OPEN_TIMEOUT_S = 10.0
 
@@ -28,11 +34,28 @@ _log = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
+def identified(_: Context) -> str:
+    """Who calls, as the guard found; everybody is one on a plain loopback connection."""
+    return caller()
+
+
 class DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
     """Serves one verifier."""
 
-    def __init__(self, verifier: Verifier) -> None:
+    def __init__(
+        self,
+        verifier: Verifier,
+        quotas: Quotas = DEFAULT_QUOTAS,
+        *,
+        slow_reader_s: float = LinkPolicy.slow_reader_s,
+        identify: Identify = identified,
+    ) -> None:
+        """`slow_reader_s`: a client whose call takes no frame for twice as long is given up, even when its session has
+        ended (while it runs, the loop finds out first). `identify` says who calls."""
         self._verifier = verifier
+        self._quotas = quotas
+        self._unread_s = 2 * slow_reader_s
+        self._identify = identify
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:  # noqa: ARG002, N802
         """Say what is served."""
@@ -44,7 +67,7 @@ class DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
         """Stream the tokenizer bundle; NOT_FOUND when another one is asked for."""
         bundle = self._verifier.spec.bundle
         if request.tokenizer_digest != bundle.digest:
-            await _abort(
+            await abort(
                 context,
                 NotFound("this hub serves another tokenizer", hint="ask the hub to describe itself again"),
             )
@@ -52,55 +75,71 @@ class DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
             chunk = bundle.data[start : start + _CHUNK_BYTES]
             yield pb.FetchTokenizerResponse(chunk=chunk, total_bytes=len(bundle.data))
 
-    async def Decode(  # noqa: N802
-        self, request_iterator: AsyncIterator[pb.DecodeRequest], context: Context
-    ) -> AsyncIterator[pb.DecodeResponse]:
-        """Run one session; see the contract."""
+    async def Decode(  # type: ignore[override]  # noqa: N802
+        self, request_iterator: AsyncIterator[bytes], context: Context
+    ) -> None:
+        """Run one session; see the contract. Messages come as bytes: their size is seen before they are read."""
         try:
-            live = await self._verifier.open(await _first_frame(request_iterator), caller())
+            live = await self._verifier.open(await self._first_frame(request_iterator), self._identify(context))
         except BaruError as error:
-            await _abort(context, error)
+            return await abort(context, error)
         hold(live.state.session_id)
-        reader = asyncio.create_task(_read(request_iterator, live))
+        reader = asyncio.create_task(self._read(request_iterator, live))
         try:
             async for frame in live.frames():
-                yield wire.encode_response(frame)
+                await asyncio.wait_for(context.write(wire.encode_response(frame)), self._unread_s)
         except BaruError as error:
             reader.cancel()  # before the call is aborted, or reading from it fails with an error of its own
-            await _abort(context, error)
+            await abort(context, error)
+        except asyncio.TimeoutError:  # it goes on to count as one of the node's calls until it reads, or leaves
+            reader.cancel()
+            live.lose()
+            with suppress(grpc.aio.BaseError):  # it left
+                await abort(context, _UNREAD)
         finally:
             reader.cancel()
             live.lose()  # it has ended, or the link broke
 
+    async def _first_frame(self, requests: AsyncIterator[bytes]) -> Open:
+        try:
+            data = await asyncio.wait_for(anext(requests), _OPEN_TIMEOUT_S)
+        except (asyncio.TimeoutError, StopAsyncIteration):
+            raise InvalidRequest(f"no Open came within {_OPEN_TIMEOUT_S:.0f} s") from None
+        frame = _decoded(data, self._verifier.spec.context_limit)
+        if not isinstance(frame, Open):
+            raise InvalidRequest(f"the first frame is {type(frame).__name__}, must be Open")
+        return frame
 
-async def _first_frame(requests: AsyncIterator[pb.DecodeRequest]) -> Open:
+    async def _read(self, requests: AsyncIterator[bytes], live: LiveSession) -> None:
+        """Hand the node's frames to its session until the stream ends; what is wrong with them ends it."""
+        rate, clock = FrameRate(self._quotas), asyncio.get_running_loop().time
+        try:
+            async for data in requests:
+                wait_s = rate.admit(len(data), clock())
+                _handle(_decoded(data, self._quotas.max_draft_ahead), live)
+                if wait_s:  # not read meanwhile: the node's own sending side fills up
+                    await asyncio.sleep(wait_s)
+            live.said_all()
+        except BaruError as error:
+            live.fail(error)
+        except Exception:  # nothing that a node sends may go unanswered
+            _log.exception("reading session %s failed", live.state.session_id)
+            live.fail(EngineFailure("the hub failed to read a frame"))
+
+
+_UNREAD = HubTimeout(
+    "the node leaves its frames unread, so the hub takes it for gone", hint="resume, and read them as they come"
+)
+
+
+def _decoded(data: bytes, max_ids: int) -> NodeFrame:
     try:
-        frame = wire.decode_request(await asyncio.wait_for(anext(requests), _OPEN_TIMEOUT_S))
-    except (asyncio.TimeoutError, StopAsyncIteration):
-        raise InvalidRequest(f"no Open came within {_OPEN_TIMEOUT_S:.0f} s") from None
+        return wire.decode_request(pb.DecodeRequest.FromString(data), max_ids)
     except DecodeError as error:
         raise InvalidRequest(f"the frame is not a DecodeRequest: {error}") from None
-    if not isinstance(frame, Open):
-        raise InvalidRequest(f"the first frame is {type(frame).__name__}, must be Open")
-    return frame
 
 
-async def _read(requests: AsyncIterator[pb.DecodeRequest], live: LiveSession) -> None:
-    """Hand the node's frames to its session until the stream ends; what is wrong with them ends it."""
-    try:
-        async for message in requests:
-            _handle(wire.decode_request(message), live)
-        live.said_all()
-    except BaruError as error:
-        live.fail(error)
-    except DecodeError as error:
-        live.fail(InvalidRequest(f"the frame is not a DecodeRequest: {error}"))
-    except Exception:  # nothing that a node sends may go unanswered
-        _log.exception("reading session %s failed", live.state.session_id)
-        live.fail(EngineFailure("the hub failed to read a frame"))
-
-
-def _handle(frame: Open | Draft | Cancel | Heartbeat, live: LiveSession) -> None:
+def _handle(frame: NodeFrame, live: LiveSession) -> None:
     if isinstance(frame, Draft):
         live.draft(frame)
     elif isinstance(frame, Heartbeat):
@@ -111,7 +150,10 @@ def _handle(frame: Open | Draft | Cancel | Heartbeat, live: LiveSession) -> None
         raise InvalidRequest("a second Open came on one stream", hint="use one stream a session")
 
 
-async def _abort(context: Context, error: BaruError) -> NoReturn:
-    status = wire.to_status(error)
-    await context.abort(status.code, status.details, status.trailing_metadata)
-    raise AssertionError("abort raises")
+def add_to(server: grpc.aio.Server, servicer: DraftingServicer) -> None:
+    """Serve it. Unlike the generated function, this leaves the messages of Decode as bytes."""
+    drafting_pb2_grpc.add_DraftingServiceServicer_to_server(servicer, server)
+    decode: Any = grpc.stream_stream_rpc_method_handler(
+        servicer.Decode, response_serializer=pb.DecodeResponse.SerializeToString
+    )
+    server.add_registered_method_handlers(SERVICE, {"Decode": decode})

@@ -8,7 +8,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from types import TracebackType
 
 from baru_common import __version__
@@ -37,17 +37,19 @@ from .acceptance import Acceptance, Decision, accept
 from .admission import check_claim, check_open, goes_on, max_length
 from .checkpoint import Checkpoint
 from .engines import Allocation, Engine, EngineSpec, Feed, Want
+from .grammar_trials import GrammarTrials
 from .live import LiveSession, Resident
 from .mailbox import Mailbox
 from .orphans import LinkPolicy, Orphan, by_age, to_drop
 from .pace import OwnPace, Pace
+from .quotas import Load, Quotas, over_own, over_total, too_old
 from .ragged_batch import SCRATCH_SLOTS
 from .scheduler import GoodputScheduler, Plan, Scheduler
 from .session import Block, Session
 
 __all__ = ["LiveSession", "Verifier"]
 
-MAX_SESSIONS, MAX_DEPTH, MAX_DRAFT_AHEAD = 16, 16, 64
+MAX_DEPTH = 16
 
 _LEAST_WAIT_S = 1e-3
 
@@ -66,17 +68,22 @@ class Verifier:
         max_depth: int = MAX_DEPTH,
         link: LinkPolicy | None = None,
         checkpoint: Checkpoint | None = None,
+        quotas: Quotas | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`scheduler`: by goodput, calibrated at the start, unless given. `max_depth`: most draft ids checked
-        per session and step; 0 turns drafting off. `link`: what is made of links that break. `checkpoint`: what is done
-        where requests enter and leave; nothing, unless given."""
+        per session and step; 0 turns drafting off. `link`: what is made of links that break. `quotas`: what an
+        identity may take, and all of them; `limits` is what nodes are told of it. `checkpoint`: what is done where
+        requests enter and leave; nothing, unless given."""
         self._engine = engine
         self._scheduler = scheduler
+        self._quotas = quotas = (quotas or Quotas(**({"max_sessions": limits.max_sessions} if limits else {}))).within(
+            engine.spec.capacity
+        )
         self._limits = limits or Limits(
-            max_sessions=MAX_SESSIONS,
+            max_sessions=quotas.max_sessions,
             max_prompt_tokens=engine.spec.context_limit - 1,
-            max_draft_ahead=MAX_DRAFT_AHEAD,
+            max_draft_ahead=quotas.max_draft_ahead,
             max_message_bytes=MAX_MESSAGE_BYTES,
         )
         self._max_depth = max_depth
@@ -85,6 +92,9 @@ class Verifier:
         self._checkpoint = checkpoint or Checkpoint()
         self._residents: dict[str, Resident] = {}
         """By session id, the longest there first."""
+        self._opening: dict[str, Load] = {}
+        """What identities are about to hold: their sessions are being opened."""
+        self._trials = GrammarTrials(engine.spec.bundle, engine.spec.eos_ids, quotas)
         self._draining = False
         self._stopping = False
         self._awake = asyncio.Event()
@@ -106,6 +116,7 @@ class Verifier:
         if self._loop_task:
             await asyncio.wait([self._loop_task])  # a step under way ends by itself
         self._release_closed()
+        await self._trials.close()
 
     # -- what streams call
 
@@ -156,11 +167,12 @@ class Verifier:
             async with self._engine_free:  # between two steps, so that nothing under way is of the stream before
                 if live := self._continue(request, request.resume, identity):
                     return live
-        sampling = await self._sampling(request)
-        if not self._orphans():
-            return self._admit(request, sampling, identity)
-        async with self._engine_free:  # between two steps memory may be freed
-            return self._admit(request, sampling, identity)
+        with self._reserved(identity, max_length(request, self.spec, self._quotas)):
+            sampling = await self._sampling(request, identity)
+            if not self._orphans():
+                return self._admit(request, sampling, identity)
+            async with self._engine_free:  # between two steps memory may be freed
+                return self._admit(request, sampling, identity)
 
     def has(self, session_id: str) -> bool:
         """Whether a session of this id holds memory."""
@@ -310,6 +322,7 @@ class Verifier:
     async def _sleep(self, wait_s: float | None) -> None:
         """Until something happens, or is due."""
         due_s = [r.stream.deadline_s for r in self._residents.values() if r.stream and not r.closed]
+        due_s += [resident.born_s + self._quotas.max_session_age_s for resident in self._residents.values()]
         due_s += [orphan.since_s + self._link.orphan_grace_s for orphan in self._orphans().values()]
         if (first_s := min(due_s, default=math.inf)) < math.inf:
             due_wait_s = max(first_s - self._clock(), _LEAST_WAIT_S)
@@ -319,11 +332,40 @@ class Verifier:
 
     # -- admission and release
 
-    async def _sampling(self, request: Open) -> SamplingContext:
+    @contextlib.contextmanager
+    def _reserved(self, identity: str, num_tokens: int) -> Iterator[None]:
+        """Count a session that is being opened, so that many at once do not all pass. CapacityExhausted if it is one
+        too many even when orphans give their places."""
+        asked = Load(1, num_tokens)
+        self._opening[identity] = self._opening.get(identity, Load()) + asked
+        try:
+            if error := self._over(identity, self._orphans()):
+                raise error[0]
+            yield
+        finally:
+            self._opening[identity] -= asked
+            if not self._opening[identity].num_sessions:
+                del self._opening[identity]
+
+    def _over(self, identity: str, without: Container[str] = ()) -> tuple[CapacityExhausted, bool] | None:
+        """Return the error that says which limit what is held and asked for is over, and whether it is one of this
+        identity's own; sessions in `without` are left out."""
+        held = [r for name, r in self._residents.items() if not r.closed and name not in without]
+        loads = [(r.identity, Load(1, r.state.max_length)) for r in held] + list(self._opening.items())
+        own = sum((load for name, load in loads if name == identity), Load())
+        if error := over_own(own, identity, self._quotas):
+            return error, True
+        if error := over_total(sum((load for _, load in loads), Load()), self._quotas):
+            return error, False
+        return None
+
+    async def _sampling(self, request: Open, identity: str) -> SamplingContext:
         spec, params = self.spec, request.params.with_seed(secrets.randbits(64))
         guide = None
-        if params.grammar:  # in a thread, for it may take long, and nobody else shall wait
-            guide = await asyncio.to_thread(Guide.compile, params.grammar, spec.bundle, spec.eos_ids)
+        if params.grammar:  # a stranger's; what it takes is tried apart first. In a thread: nobody else shall wait
+            await self._trials.require_good(params.grammar, identity)
+            step_s = self._quotas.grammar_step_ms / 1e3
+            guide = await asyncio.to_thread(Guide.compile, params.grammar, spec.bundle, spec.eos_ids, step_s)
         return SamplingContext(params, len(request.prompt_ids), spec.vocabulary, spec.eos_ids, guide)
 
     def _require_open(self) -> None:
@@ -339,7 +381,7 @@ class Verifier:
             session_id=secrets.token_urlsafe(16),
             epoch=1,
             sampling=sampling,
-            max_length=max_length(request, spec),
+            max_length=max_length(request, spec, self._quotas),
             mailbox=Mailbox(spec.vocabulary.size, self._limits.max_draft_ahead),
             pace=Pace(self._max_depth),
             has_drafter=request.drafter is not None,
@@ -358,18 +400,20 @@ class Verifier:
 
     def _find_room(self, request: Open, sampling: SamplingContext, identity: str) -> Allocation:
         """Reserve a place and memory; orphans give theirs, the oldest first. CapacityExhausted if it is not enough."""
+        length = max_length(request, self.spec, self._quotas)
         while True:
+            over = self._over(identity)
             try:
-                if sum(not resident.closed for resident in self._residents.values()) >= self._limits.max_sessions:
-                    raise CapacityExhausted(
-                        f"all {self._limits.max_sessions} sessions are taken", hint="try again later"
-                    )
-                return self._engine.allocate(request.committed, max_length(request, self.spec), identity, sampling)
+                if over:
+                    raise over[0]
+                return self._engine.allocate(request.committed, length, identity, sampling)
             except CapacityExhausted:
-                oldest = by_age(self._orphans())[:1]
-                if not oldest:
+                orphans = self._orphans()
+                if over and over[1]:  # its own limit: then its own orphans
+                    orphans = {name: o for name, o in orphans.items() if self._residents[name].identity == identity}
+                if not orphans:
                     raise
-                self._drop(oldest)
+                self._drop(by_age(orphans)[:1])
 
     def _continue(self, request: Open, resume: Resume, identity: str) -> LiveSession | None:
         """Hand the session over to this stream. None if it is not here, or has to be made anew."""
@@ -413,6 +457,8 @@ class Verifier:
         for resident in self._residents.values():
             if resident.stream and not resident.closed and resident.stream.deadline_s <= now_s:
                 resident.stream.give_up()
+            if resident.born_s + self._quotas.max_session_age_s <= now_s:
+                resident.fail(too_old(self._quotas))
         orphans = self._orphans()
         self._drop(orphans if self._draining else to_drop(orphans, self._link, now_s))
 

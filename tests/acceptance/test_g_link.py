@@ -7,7 +7,7 @@ import gc
 import random
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle, islice, pairwise
@@ -344,12 +344,10 @@ class Handlers:
     def watch(self, patch: pytest.MonkeyPatch) -> None:
         decode = DraftingServicer.Decode
 
-        async def counted(servicer: DraftingServicer, requests: Any, context: Any) -> AsyncIterator[Any]:
+        async def counted(servicer: DraftingServicer, requests: Any, context: Any) -> None:
             self.num_open += 1
             try:
-                async with aclosing(decode(servicer, requests, context)) as answers:  # type: ignore[type-var]
-                    async for answer in answers:
-                        yield answer
+                await decode(servicer, requests, context)
             finally:
                 self.num_open -= 1
 

@@ -44,7 +44,7 @@ from baru_micro import Finish, MicroNode
 
 async def main(target, drafter):
     engine = TransformersEngine(load(target, dtype="float32"), kv_cache_mb=16)
-    async with running_hub(engine, HubConfig("127.0.0.1:0")) as hub:
+    async with running_hub(engine, HubConfig(listen="127.0.0.1:0")) as hub:
         async with MicroNode.connect(hub.address, drafter="causal_lm:" + drafter) as node:
             async for event in node.generate([40, 50, 60, 70], SamplingParams(max_tokens=20, ignore_eos=True)):
                 if isinstance(event, Finish):

@@ -49,7 +49,7 @@ REFUSALS = (Code.UNAVAILABLE, Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
 
 
 @asynccontextmanager
-async def trusted_hub(made: Kit, step_s: float = 0.01, **settings: object) -> AsyncIterator[Hub]:
+async def trusted_hub(made: Kit, step_s: float = 0.01, **settings: Any) -> AsyncIterator[Hub]:
     engine = scripted_engine(step_s)
     async with hub_of(engine, scheduler=free_running(), tls=made.hub, reflection=True, **settings) as hub:
         yield hub

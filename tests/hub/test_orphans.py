@@ -340,10 +340,20 @@ async def test_silence_means_nothing_without_heartbeats() -> None:
         never, ended = await hub.open(), await hub.open()
         ended.heartbeat(Heartbeat(1, 1))
         ended.said_all()
-        await hub.pass_s(1000.0)
+        await hub.pass_s(290.0)  # less than any node may be idle for
         assert hub.verifier.num_orphans == 0
         for live in (never, ended):
             assert ids_of(await all_of(live)) == plain_greedy(_TARGET, list(_PROMPT), 100)
+
+
+async def test_a_node_that_neither_sends_nor_takes_anything_is_idle() -> None:
+    """For so long, and its session becomes an orphan."""
+    async with served() as hub:
+        live = await hub.open()
+        await hub.pass_s(301.0)
+        assert hub.verifier.num_orphans == 1
+        with pytest.raises(HubTimeout, match="neither sends nor takes"):
+            await all_of(live)
 
 
 # -- a node that does not read

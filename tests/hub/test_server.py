@@ -18,7 +18,8 @@ from baru_common.sampling import SamplingParams
 from baru_hub.acceptance import Decision
 from baru_hub.engines.transformers import TransformersEngine
 from baru_hub.ragged_batch import RaggedBatch
-from baru_hub.server import SERVICE, Hub, running_hub
+from baru_hub.server import Hub, running_hub
+from baru_hub.servicer import SERVICE
 from baru_hub.verifier import LiveSession
 from baru_micro import Event, Fallback, Finish, FinishReason, LinkOptions, MicroNode, Step
 from support.hubs import LOOPBACK, hub_of

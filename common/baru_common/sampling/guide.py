@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -16,28 +18,40 @@ from .grammar_limits import require_bounded
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
+_MAX_STEP_ITEMS = 10_000
+"""Most items of the parser's rows that one step may make; the library's own 50,000 take a third of a second."""
+_FIRST_STEPS_S = 1.0
+"""CPU time that a cursor has beyond what its steps may take on average: at first the lexer's states are built."""
+
+
 class Guide:
     """A compiled grammar; `start` a cursor for each text that follows it."""
 
-    def __init__(self, matcher: Any) -> None:
+    def __init__(self, matcher: Any, step_s: float | None = None) -> None:
         self._matcher = matcher
+        self._step_s = step_s
 
     @classmethod
-    def compile(cls, grammar: Grammar, bundle: TokenizerBundle, eos_ids: tuple[int, ...]) -> Guide:
-        """Compile for a tokenizer; InvalidRequest says what is wrong with the grammar. May take a second."""
+    def compile(
+        cls, grammar: Grammar, bundle: TokenizerBundle, eos_ids: tuple[int, ...], step_s: float | None = None
+    ) -> Guide:
+        """Compile for a tokenizer; InvalidRequest says what is wrong with the grammar. May take a second.
+
+        `step_s`: most CPU time that following it may take, on average over the steps of a cursor; None: any.
+        """
         if not eos_ids:
             raise wrong_grammar("needs a target with an end-of-sequence id, this one has none")
         llguidance = _library()
         try:
             tokenizer = _tokenizer(bundle.digest, bundle.tokenizer_json, eos_ids)
             text = _translated(grammar, llguidance.LLMatcher)
-            limits = llguidance.LLParserLimits(verbose_errors=False)
+            limits = llguidance.LLParserLimits(verbose_errors=False, step_max_items=_MAX_STEP_ITEMS)
             matcher = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)
         except ValueError as error:
             raise wrong_grammar(f"cannot be compiled: {_brief(error)}") from error
         if matcher.is_error():
             raise wrong_grammar(f"cannot be compiled: {_brief(matcher.get_error())}")
-        guide = cls(matcher)
+        guide = cls(matcher, step_s)
         # The first mask fails for a grammar that no text satisfies, or that is too large to follow.
         trial = matcher.deep_copy()
         trial.compute_bitmask()
@@ -47,15 +61,31 @@ class Guide:
 
     def start(self) -> GuideCursor:
         """Return a cursor at the beginning."""
-        return GuideCursor(self._matcher.deep_copy())
+        return GuideCursor(self._matcher.deep_copy(), self._step_s)
+
+    def walk(self, num_steps: int, eos_ids: Sequence[int]) -> None:
+        """Follow a text of this grammar, ids at random but always the same; InvalidRequest where that fails."""
+        cursor, choose = self.start(), random.Random(0)  # noqa: S311
+        for _ in range(num_steps):
+            allowed = _some(_without(cursor.masks(())[0], eos_ids), choose)
+            if allowed is None or not cursor.seek([*cursor.ids, allowed]):
+                return  # it has ended
 
 
 class GuideCursor:
     """A place in a text that follows a grammar. It moves by whole texts, and back as easily as on."""
 
-    def __init__(self, matcher: Any) -> None:
+    def __init__(self, matcher: Any, step_s: float | None = None) -> None:
         self._matcher = matcher
         self._ids: list[int] = []
+        self._step_s = step_s
+        self._num_steps = 0
+        self._spent_s = 0.0
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """The text so far."""
+        return self._ids
 
     def seek(self, ids: Sequence[int]) -> bool:
         """Go to the end of the text `ids`; False, and as far as possible, if the grammar forbids it."""
@@ -87,15 +117,25 @@ class GuideCursor:
         return list(self._matcher.compute_ff_tokens())
 
     def _mask(self) -> bytes:
+        start_s = time.thread_time()
         mask: bytes = self._matcher.compute_bitmask()
         self._require_no_error()
+        self._num_steps += 1
+        self._require_quick(time.thread_time() - start_s)
         return mask
 
     def _advance(self, ids: Sequence[int]) -> bool:
+        start_s = time.thread_time()
         num_taken: int = self._matcher.try_consume_tokens(list(ids))
         self._ids += ids[:num_taken]
         self._require_no_error()  # or an id that it allows would count as forbidden, because it grew too large there
+        self._require_quick(time.thread_time() - start_s)
         return num_taken == len(ids)
+
+    def _require_quick(self, took_s: float) -> None:
+        self._spent_s += took_s
+        if self._step_s is not None and self._spent_s > _FIRST_STEPS_S + self._num_steps * self._step_s:
+            raise wrong_grammar(f"takes more than {1e3 * self._step_s:.0f} ms a step to follow; make it less ambiguous")
 
     def _require_no_error(self) -> None:
         if self._matcher.is_error():
@@ -105,6 +145,27 @@ class GuideCursor:
         if length < len(self._ids):
             self._matcher.rollback(len(self._ids) - length)
             del self._ids[length:]
+
+
+def _without(mask: bytes, ids: Sequence[int]) -> bytes:
+    cleared = bytearray(mask)
+    for token in ids:
+        cleared[token // 8] &= ~(1 << token % 8)
+    return bytes(cleared)
+
+
+def _some(mask: bytes, choose: random.Random) -> int | None:
+    """Return an id that `mask` allows; None when there is none."""
+    start = choose.randrange(len(mask))
+    place = next((i % len(mask) for i in range(start, start + len(mask)) if mask[i % len(mask)]), None)
+    if place is None:
+        return None
+    return 8 * place + choose.choice([bit for bit in range(8) if mask[place] >> bit & 1])
+
+
+def prepare(bundle: TokenizerBundle, eos_ids: tuple[int, ...]) -> None:
+    """Make what all grammars of a tokenizer share. Takes seconds for a large one."""
+    _tokenizer(bundle.digest, bundle.tokenizer_json, eos_ids)
 
 
 def _translated(grammar: Grammar, library: Any) -> str:

@@ -28,6 +28,8 @@ class EngineSpec:
     context_limit: int
     drafter: str | None = None
     """Family of the engine's own drafter; None: it has none."""
+    capacity: int | None = None
+    """Most ids that all sequences together may hold; None: no end."""
     samples: bool = True
     """It serves every `SamplingParams`; False: only plain greedy ones, as a script has no logits."""
 

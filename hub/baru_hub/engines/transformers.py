@@ -108,6 +108,7 @@ class TransformersEngine:
             eos_ids=loaded.eos_ids,
             context_limit=loaded.context_limit,
             drafter=None if self._drafter is None else self._drafter.family,
+            capacity=num_pages * PAGE_SIZE,
         )
         _log.info("%d pages of %d ids; rows are computed alike from %d rows on", num_pages, PAGE_SIZE, self._row_floor)
 
