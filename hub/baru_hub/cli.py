@@ -20,7 +20,7 @@ from baru_common.discovery import announced
 from baru_common.model_files import DEFAULT_TARGET, load, locate
 
 from . import load_engine
-from .config import HubConfig, TargetConfig, split_address
+from .config import HubConfig, Shaping, TargetConfig, split_address
 from .engines import Engine
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -79,6 +79,10 @@ def serve(
     announce: Annotated[
         str, typer.Option(help="Identity to announce on the local network (mDNS), for nodes that look for it.")
     ] = HubConfig.announce,
+    traffic_shape: Annotated[
+        Shaping, typer.Option(help="Streams of constant size and pace, so that traffic says nothing of what is said.")
+    ] = HubConfig.traffic_shape,
+    shape_tick_ms: Annotated[int, typer.Option(help="Time between two of their cells.")] = HubConfig.shape_tick_ms,
     reflection: Annotated[bool, typer.Option("--reflection", help="Serve gRPC reflection.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Say what happens as JSON lines.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,

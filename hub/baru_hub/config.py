@@ -5,10 +5,13 @@ from __future__ import annotations
 import ipaddress
 import math
 from dataclasses import dataclass
+from enum import Enum
 
 from baru_common.channel_options import MAX_MESSAGE_BYTES
 from baru_common.errors import ConfigError
 from baru_common.model_files import DEFAULT_TARGET
+from baru_common.frames import TrafficShape
+from baru_common.shaping import check_shape
 
 from .orphans import LinkPolicy
 
@@ -25,6 +28,15 @@ _LEAST = {
     "orphan_tokens": 0,
     "orphan_mb": 0,
 }
+
+
+class Shaping(Enum):
+    """Whether sizes and times of what is sent are to say nothing of what is said (docs/security.md)."""
+
+    OFF = "off"
+    ALLOWED = "allowed"
+    """For nodes that ask for it."""
+    REQUIRED = "required"
 
 
 @dataclass(frozen=True)
@@ -99,6 +111,14 @@ class HubConfig:
     """Identity to announce on the local network by mDNS; none: do not."""
     reflection: bool = False
     """Serve gRPC reflection, for debugging."""
+    traffic_shape: Shaping = Shaping.OFF
+    """Whether streams may, or must, be of constant size and pace."""
+    shape_cell_bytes: int = TrafficShape.cell_bytes
+    """Size of what a shaped stream sends at a time."""
+    shape_tick_ms: int = TrafficShape.tick_ms
+    """Time between two of these."""
+    shape_round_s: float = TrafficShape.round_ms / 1000
+    """A shaped stream lasts this long, or 2, 4, 8, ... times as long."""
 
     def __post_init__(self) -> None:
         host, port = split_address(self.listen)
@@ -118,10 +138,20 @@ class HubConfig:
             raise ConfigError(
                 f"max_draft_ahead is {self.max_draft_ahead}, must be at least max_depth ({self.max_depth})"
             )
+        if self.shape:
+            check_shape(self.shape, ConfigError)
 
     @property
     def max_message_bytes(self) -> int:
         return MAX_MESSAGE_BYTES
+
+    @property
+    def shape(self) -> TrafficShape | None:
+        """How shaped streams look, if there are any."""
+        if self.traffic_shape is Shaping.OFF:
+            return None
+        required = self.traffic_shape is Shaping.REQUIRED
+        return TrafficShape(self.shape_cell_bytes, self.shape_tick_ms, round(self.shape_round_s * 1000), required)
 
     @property
     def link(self) -> LinkPolicy:

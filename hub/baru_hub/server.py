@@ -57,7 +57,7 @@ async def running_hub(engine: Engine, config: HubConfig, *, scheduler: Scheduler
         scheduler = GoodputScheduler(await engine.calibrate(), config.max_prefill, config.max_patience_ms / 1000)
     async with Verifier(engine, scheduler, limits, max_depth=config.max_depth, link=config.link) as verifier:
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        drafting_pb2_grpc.add_DraftingServiceServicer_to_server(DraftingServicer(verifier), server)
+        drafting_pb2_grpc.add_DraftingServiceServicer_to_server(DraftingServicer(verifier, config.shape), server)
         health_servicer = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
         if config.reflection:

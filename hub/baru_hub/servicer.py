@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import grpc
@@ -13,10 +15,12 @@ from google.protobuf.message import DecodeError
 from baru.drafting.v1 import drafting_pb2 as pb
 from baru.drafting.v1 import drafting_pb2_grpc
 from baru_common import wire
-from baru_common.errors import BaruError, EngineFailure, InvalidRequest, NotFound
-from baru_common.frames import Cancel, Draft, FinishReason, Heartbeat, Open
+from baru_common.channel_options import MAX_MESSAGE_BYTES
+from baru_common.errors import BaruError, EngineFailure, Incompatible, InvalidRequest, NotFound
+from baru_common.frames import Cancel, Draft, FinishReason, Heartbeat, Open, TrafficShape
 
 from .live import LiveSession
+from .shaped import Unshaped, shaped
 from .verifier import Verifier
 
 _CHUNK_BYTES = 1 << 18
@@ -28,14 +32,15 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
-    """Serves one verifier."""
+    """Serves one verifier; shaped streams only if `shape` says how they look."""
 
-    def __init__(self, verifier: Verifier) -> None:
+    def __init__(self, verifier: Verifier, shape: TrafficShape | None = None) -> None:
         self._verifier = verifier
+        self._shape = shape
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:  # noqa: ARG002, N802
         """Say what is served."""
-        return wire.encode_description(self._verifier.describe())
+        return wire.encode_description(replace(self._verifier.describe(), traffic_shape=self._shape))
 
     async def FetchTokenizer(  # noqa: N802
         self, request: pb.FetchTokenizerRequest, context: Context
@@ -55,27 +60,58 @@ class DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
         self, request_iterator: AsyncIterator[pb.DecodeRequest], context: Context
     ) -> AsyncIterator[pb.DecodeResponse]:
         """Run one session; see the contract."""
+        if self._shape and self._shape.required:
+            await _abort(context, Incompatible("this hub takes shaped streams only", hint="allow the node to shape"))
+        async with aclosing(self._responses(request_iterator, _OPEN_TIMEOUT_S)) as responses:
+            try:
+                async for response in responses:
+                    yield response
+            except BaruError as error:
+                await _abort(context, error)
+
+    async def DecodeShaped(  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.Cell], context: Context
+    ) -> AsyncIterator[pb.Cell]:
+        """Run one session within cells; see the contract."""
+        if not (shape := self._shape):
+            await _abort(context, Incompatible("this hub shapes no traffic", hint="start it with --traffic-shape"))
+        unshaped = Unshaped((cell.data async for cell in request_iterator), shape)
         try:
-            live = await self._verifier.open(await _first_frame(request_iterator))
-        except BaruError as error:
-            await _abort(context, error)
-        reader = asyncio.create_task(_read(request_iterator, live))
+            async with aclosing(shaped(self._messages(unshaped, shape), shape)) as cells:
+                async for data in cells:
+                    yield pb.Cell(data=data)
+        finally:
+            unshaped.close()
+
+    async def _messages(self, unshaped: Unshaped, shape: TrafficShape) -> AsyncGenerator[bytes, None]:
+        requests = (pb.DecodeRequest.FromString(message) async for message in unshaped.messages())
+        open_s = _OPEN_TIMEOUT_S + MAX_MESSAGE_BYTES / shape.cell_bytes * shape.tick_ms / 1000
+        try:
+            async with aclosing(self._responses(requests, open_s)) as responses:
+                async for response in responses:
+                    yield response.SerializeToString()
+        finally:
+            unshaped.ignore()
+
+    async def _responses(
+        self, requests: AsyncIterator[pb.DecodeRequest], open_timeout_s: float
+    ) -> AsyncGenerator[pb.DecodeResponse, None]:
+        """Serve one session; raises the BaruError that ends it."""
+        live = await self._verifier.open(await _first_frame(requests, open_timeout_s))
+        reader = asyncio.create_task(_read(requests, live))
         try:
             async for frame in live.frames():
                 yield wire.encode_response(frame)
-        except BaruError as error:
-            reader.cancel()  # before the call is aborted, or reading from it fails with an error of its own
-            await _abort(context, error)
         finally:
-            reader.cancel()
+            reader.cancel()  # before the call is aborted, or reading from it fails with an error of its own
             live.lose()  # it has ended, or the link broke
 
 
-async def _first_frame(requests: AsyncIterator[pb.DecodeRequest]) -> Open:
+async def _first_frame(requests: AsyncIterator[pb.DecodeRequest], timeout_s: float) -> Open:
     try:
-        frame = wire.decode_request(await asyncio.wait_for(anext(requests), _OPEN_TIMEOUT_S))
+        frame = wire.decode_request(await asyncio.wait_for(anext(requests), timeout_s))
     except (asyncio.TimeoutError, StopAsyncIteration):
-        raise InvalidRequest(f"no Open came within {_OPEN_TIMEOUT_S:.0f} s") from None
+        raise InvalidRequest(f"no Open came within {timeout_s:.0f} s") from None
     except DecodeError as error:
         raise InvalidRequest(f"the frame is not a DecodeRequest: {error}") from None
     if not isinstance(frame, Open):

@@ -25,6 +25,7 @@ from .client import LinkOptions, MicroNode, Prompt
 from .decoding import Fallback, Reconcile
 from .doctor import Check, Doctor
 from .events import Finish
+from .fit import Shaping
 from .reader import Reader, summary
 from .request_options import grammar_of, with_settings
 
@@ -93,6 +94,10 @@ def generate(
     reconcile: Annotated[
         Reconcile, typer.Option(help="What becomes of provisional tokens when a hub is back.")
     ] = Reconcile.REWRITE,
+    traffic_shape: Annotated[
+        Shaping,
+        typer.Option(help="Constant size and pace, so that traffic says nothing; auto: if the hub requires it."),
+    ] = Shaping.AUTO,
     json_output: _Json = False,
     verbose: _Verbose = False,
 ) -> None:
@@ -118,7 +123,7 @@ def generate(
         ),
         settings or (),
     )
-    options = LinkOptions(fallback=fallback, reconcile=reconcile)
+    options = LinkOptions(fallback=fallback, reconcile=reconcile, shaping=traffic_shape)
     finish = _run(_generate(_as_prompt(text, system, raw=raw), params, hub, drafter, options, show=not json_output))
     if json_output:
         print_json(summary(finish) | {"text": finish.text, "ids": finish.ids} | _logprobs(finish))

@@ -27,6 +27,7 @@ _NAMES = [
     "Retracted",
     "SamplingMode",
     "SamplingParams",
+    "Shaping",
     "Span",
     "Started",
     "Step",
