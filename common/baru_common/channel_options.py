@@ -23,7 +23,6 @@ _BOTH: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.bdp_probe", 0),  # its pings come and go with the amount of data, for anybody on the way to see
-    ("grpc.http2.lookahead_bytes", 1 << 20),  # so the windows are fixed: 20 MB/s at 50 ms round trip
 )
 
 CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (

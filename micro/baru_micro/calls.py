@@ -170,13 +170,14 @@ class ShapedCall:
 
     async def linger(self) -> None:
         end_s = last_tick(self._shape, self._tick) * self._shape.tick_ms / 1000
-        with suppress(asyncio.TimeoutError, grpc.aio.AioRpcError, StopAsyncIteration):
+        with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._drain(), 2 * end_s)  # the hub says when; its clock may be a little ahead
         self.cut()
 
     async def _drain(self) -> None:
-        while True:
-            await asyncio.wait_for(anext(self._cells), _SILENCE_S + self._shape.tick_ms / 1000)
+        with suppress(asyncio.TimeoutError, grpc.aio.AioRpcError, StopAsyncIteration):
+            while True:
+                await asyncio.wait_for(anext(self._cells), _SILENCE_S + self._shape.tick_ms / 1000)
 
     def cut(self) -> None:
         self._cut = True

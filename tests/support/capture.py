@@ -36,6 +36,9 @@ class Capture:
 
     target: tuple[str, int]
     records: list[Record] = field(default_factory=list)
+    """Of what is TLS."""
+    chunks: list[Record] = field(default_factory=list)
+    """Of anything, as it was read."""
     _open: list[socket.socket] = field(default_factory=list)
 
     @classmethod
@@ -74,6 +77,7 @@ class Capture:
             while data := source.recv(1 << 16):
                 at_s = time.monotonic()
                 sink.sendall(data)
+                self.chunks.append(Record(way, len(data), at_s))
                 unread += data
                 while len(unread) >= _RECORD_HEADER_BYTES:
                     size = _RECORD_HEADER_BYTES + int.from_bytes(unread[3:5], "big")
