@@ -318,7 +318,7 @@ def shape_table(rows: Sequence[Row]) -> str:
         lines.append(["off" if tick_ms is None else f"{tick_ms} ms", *map(_spread, values)])
     first, rounds = rows[0], len({row["round"] for row in rows})
     return (
-        f"Measured by `python -m bench.shape` in {rounds} interleaved rounds: {first['profile']} simulated in real time,"
+        f"Measured by `python -m bench.shape`, {rounds} interleaved rounds: {first['profile']} simulated in real time,"
         f" a drafter of 2 ms an id and acceptance 0.8, cells of 512 bytes, plaintext, hub and node on one core;"
         f" {first['machine']}. Median (range).\n\n"
         + table(["tick", *(title for title, _ in _SHAPE_COLUMNS.values())], lines)
