@@ -9,8 +9,8 @@ from enum import Enum
 
 from baru_common.channel_options import MAX_MESSAGE_BYTES
 from baru_common.errors import ConfigError
-from baru_common.model_files import DEFAULT_TARGET
 from baru_common.frames import TrafficShape
+from baru_common.model_files import DEFAULT_TARGET
 from baru_common.shaping import check_shape
 
 from .orphans import LinkPolicy
