@@ -63,7 +63,7 @@ class ByPrompt(SimulatedDrafter):
 async def runs(num_prompts: int, num_runs: int, shaping: HubShaping) -> list[Run]:
     """Generate for each prompt in turn, again and again, over one connection."""
     found = []
-    shape = {"traffic_shape": shaping, "shape_tick_ms": TICK_MS, "shape_round_s": ROUND_S}
+    shape: dict[str, Any] = {"traffic_shape": shaping, "shape_tick_ms": TICK_MS, "shape_round_s": ROUND_S}
     async with hub_of(SimulatedEngine(PROFILE), **shape) as hub:
         with Capture.of(hub.address) as (capture, address):
             async with MicroNode.connect(address, drafter=ByPrompt(0.6)) as node:
