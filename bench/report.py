@@ -58,6 +58,7 @@ def main() -> None:
     fill(SAMPLING, "structured", structured_table(list(Store(KEPT / "structured.jsonl").rows().values())))
     fill(SECURITY, "misbehaviour", misbehaviour_table(list(Store(KEPT / "misbehaviour.jsonl").rows().values())))
     fill(LINK, "link", link_table(list(Store(KEPT / "link.jsonl").rows().values())))
+    fill(SECURITY, "shape", shape_table(list(Store(KEPT / "shape.jsonl").rows().values())))
 
 
 def fill(page: Path, name: str, content: str) -> None:
@@ -295,6 +296,33 @@ def suffix_table(stored: dict[str, Row]) -> str:
             " session alone does as well: those answers mostly repeat their prompts.",
             table(["class", *(f"{name}, {depth}" for name, depth in cells)], lines),
         )
+    )
+
+
+_SHAPE_COLUMNS = {
+    "tokens_per_s": ("tokens/s", 1),
+    "first_token_ms": ("first token, ms", 1),
+    "mean_accepted_length": ("mean accepted length", 1),
+    "up_bytes_s": ("KB/s up", 1e3),
+    "down_bytes_s": ("KB/s down", 1e3),
+}
+
+
+def shape_table(rows: Sequence[Row]) -> str:
+    """What constant size and pace cost, by tick."""
+    if not rows:
+        return ""
+    lines = []
+    for tick_ms in dict.fromkeys(row["tick_ms"] for row in rows):
+        of_tick = [row for row in rows if row["tick_ms"] == tick_ms]
+        values = ([row[name] / unit for row in of_tick] for name, (_, unit) in _SHAPE_COLUMNS.items())
+        lines.append(["off" if tick_ms is None else f"{tick_ms} ms", *map(_spread, values)])
+    first, rounds = rows[0], len({row["round"] for row in rows})
+    return (
+        f"Measured by `python -m bench.shape`, {rounds} interleaved rounds: {first['profile']} simulated in real time,"
+        f" a drafter of 2 ms an id and acceptance 0.8, cells of 512 bytes, plaintext, hub and node on one core;"
+        f" {first['machine']}. Median (range).\n\n"
+        + table(["tick", *(title for title, _ in _SHAPE_COLUMNS.values())], lines)
     )
 
 

@@ -22,6 +22,7 @@ _BOTH: tuple[tuple[str, int], ...] = (
     ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.bdp_probe", 0),  # its pings come and go with the amount of data, for anybody on the way to see
 )
 
 CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (

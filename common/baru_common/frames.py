@@ -23,6 +23,14 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class TrafficShape:
+    cell_bytes: int = 512
+    tick_ms: int = 20
+    round_ms: int = 4000
+    required: bool = False
+
+
+@dataclass(frozen=True)
 class HubDescription:
     protocol_revision: int
     hub_version: str
@@ -35,6 +43,7 @@ class HubDescription:
     eos_ids: tuple[int, ...]
     context_limit: int
     limits: Limits
+    traffic_shape: TrafficShape | None = None
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from baru.drafting.v1 import drafting_pb2 as pb
 from . import errors, frames
 from .sampling import Grammar, GrammarKind, SamplingMode, SamplingParams, SparseProbs
 from .sampling.params import MAX_IDS, MAX_STOP_IDS, MAX_STOP_STRINGS
+from .shaping import check_shape
 from .signatures import SignedStatement
 
 ERROR_DOMAIN = "drafting.baru"
@@ -129,7 +130,8 @@ def _encode_params(params: SamplingParams) -> pb.SamplingParams:
 
 def encode_description(hub: frames.HubDescription) -> pb.DescribeResponse:
     """Return the message that describes a hub."""
-    return pb.DescribeResponse(**(vars(hub) | {"limits": pb.Limits(**vars(hub.limits))}))
+    shape = pb.TrafficShape(**vars(hub.traffic_shape)) if hub.traffic_shape else None
+    return pb.DescribeResponse(**(vars(hub) | {"limits": pb.Limits(**vars(hub.limits)), "traffic_shape": shape}))
 
 
 # -- messages to frames
@@ -300,7 +302,8 @@ def _decode_verdict(v: pb.Verdict) -> frames.Verdict:
     # Several steps at a time are all the target's own.
     adds_up = num_drafted == 0 or num_emitted - 1 <= num_drafted <= num_emitted
     if not num_emitted or not adds_up or v.num_accepted > v.num_verified:
-        raise errors.ProtocolViolation(f"the hub sent a verdict that contradicts itself: {v!r}")
+        counts = f"{num_emitted} ids, {v.num_verified} verified, {v.num_accepted} accepted, {v.num_guessed} guessed"
+        raise errors.ProtocolViolation(f"the hub sent a verdict that contradicts itself: {counts}")
     if len(v.logprobs) not in (0, num_emitted):
         raise errors.ProtocolViolation(f"the hub sent {len(v.logprobs)} log-probabilities for {num_emitted} ids")
     if any(len(entry.top_ids) != len(entry.top_logprobs) for entry in v.logprobs):
@@ -323,10 +326,14 @@ def _decode_verdict(v: pb.Verdict) -> frames.Verdict:
 
 
 def decode_description(message: pb.DescribeResponse) -> frames.HubDescription:
-    """Return what a hub says of itself."""
+    """Return what a hub says of itself; ProtocolViolation for what makes no sense."""
+    shape = frames.TrafficShape(**_fields(message.traffic_shape)) if message.HasField("traffic_shape") else None
+    if shape:
+        check_shape(shape, errors.ProtocolViolation)
     fields = _fields(message) | {
         "eos_ids": tuple(message.eos_ids),
         "limits": frames.Limits(**_fields(message.limits)),
+        "traffic_shape": shape,
     }
     return frames.HubDescription(**fields)
 
@@ -340,6 +347,16 @@ def _fields(message: Any) -> dict[str, Any]:
 
 def to_status(error: errors.BaruError) -> grpc.Status:
     """Return the gRPC status of `error`, with `google.rpc.ErrorInfo` (and RetryInfo) as details."""
+    described: grpc.Status = rpc_status.to_status(_described(error))
+    return described
+
+
+def encode_error(error: errors.BaruError) -> bytes:
+    """Return `error` as a stream of cells carries it."""
+    return bytes(_described(error).SerializeToString())
+
+
+def _described(error: errors.BaruError) -> status_pb2.Status:
     info = error_details_pb2.ErrorInfo(
         reason=error.reason,
         domain=ERROR_DOMAIN,
@@ -351,10 +368,7 @@ def to_status(error: errors.BaruError) -> grpc.Status:
         delay.FromMilliseconds(round(error.retry_after_s * 1000))
         details.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
     code = getattr(grpc.StatusCode, error.status)
-    described: grpc.Status = rpc_status.to_status(
-        status_pb2.Status(code=code.value[0], message=error.message, details=details)
-    )
-    return described
+    return status_pb2.Status(code=code.value[0], message=error.message, details=details)
 
 
 def _pack(message: Any) -> AnyMessage:
@@ -365,19 +379,32 @@ def _pack(message: Any) -> AnyMessage:
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> errors.BaruError:
     """Return the error that `to_status` described, or the nearest one for a bare status."""
-    found: dict[str, Any] = {}
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
             with suppress(DecodeError):  # what a proxy put there may be anything
-                found = _read_details(status_pb2.Status.FromString(value))
+                if told := _told(_read_details(status_pb2.Status.FromString(value)), error.details() or ""):
+                    return told
+    return _from_bare_status(error)
+
+
+def decode_error(data: bytes) -> errors.BaruError:
+    """Return the error that `encode_error` encoded; ProtocolViolation when it is none."""
+    with suppress(DecodeError):
+        status = status_pb2.Status.FromString(data)
+        if told := _told(_read_details(status), status.message):
+            return told
+    return errors.ProtocolViolation("the hub ended the stream with an error that cannot be read")
+
+
+def _told(found: dict[str, Any], message: str) -> errors.BaruError | None:
     if "info" not in found:
-        return _from_bare_status(error)
+        return None
     details = dict(found["info"].metadata)
     arguments: dict[str, Any] = {"hint": details.pop("hint", ""), "details": details}
     cls = errors.error_class(found["info"].reason)
     if issubclass(cls, errors.CapacityExhausted) and "retry" in found:
         arguments["retry_after_s"] = found["retry"].retry_delay.ToMilliseconds() / 1000
-    return cls(error.details() or "", **arguments)
+    return cls(message, **arguments)
 
 
 def _read_details(status: status_pb2.Status) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from baru_common.tls import TlsFiles
 
 from . import audit_cli, load_engine
 from .certs_cli import certs_app
-from .config import HubConfig, TargetConfig, split_address
+from .config import HubConfig, Shaping, TargetConfig, split_address
 from .engines import Engine
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -98,6 +98,10 @@ def serve(
         Path | None,
         typer.Option(help="Folder of the audit log. Default: with --tls this hub's state folder; else none."),
     ] = HubConfig.audit,
+    traffic_shape: Annotated[
+        Shaping, typer.Option(help="Streams of constant size and pace, so that traffic says nothing of what is said.")
+    ] = HubConfig.traffic_shape,
+    shape_tick_ms: Annotated[int, typer.Option(help="Time between two of their cells.")] = HubConfig.shape_tick_ms,
     reflection: Annotated[bool, typer.Option("--reflection", help="Serve gRPC reflection.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Say what happens as JSON lines.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import ipaddress
 import math
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from baru_common.channel_options import MAX_MESSAGE_BYTES
 from baru_common.errors import ConfigError
+from baru_common.frames import TrafficShape
 from baru_common.model_files import DEFAULT_TARGET
+from baru_common.shaping import check_shape
 
 from .access import EVERYBODY, allow_list
 from .orphans import LinkPolicy
@@ -27,6 +30,15 @@ _LEAST = {
     "orphan_tokens": 0,
     "orphan_mb": 0,
 }
+
+
+class Shaping(Enum):
+    """Whether sizes and times of what is sent are to say nothing of what is said (docs/security.md)."""
+
+    OFF = "off"
+    ALLOWED = "allowed"
+    """For nodes that ask for it."""
+    REQUIRED = "required"
 
 
 @dataclass(frozen=True)
@@ -110,6 +122,14 @@ class HubConfig(Quotas):
     """Folder of the audit log; none: with `tls` in this user's state folder, else none is kept."""
     reflection: bool = False
     """Serve gRPC reflection, for debugging."""
+    traffic_shape: Shaping = Shaping.OFF
+    """Whether streams may, or must, be of constant size and pace."""
+    shape_cell_bytes: int = TrafficShape.cell_bytes
+    """Size of what a shaped stream sends at a time."""
+    shape_tick_ms: int = TrafficShape.tick_ms
+    """Time between two of these."""
+    shape_round_s: float = TrafficShape.round_ms / 1000
+    """A shaped stream lasts this long, or 2, 4, 8, ... times as long."""
 
     def __post_init__(self) -> None:
         if not self.max_draft_ahead:
@@ -131,6 +151,8 @@ class HubConfig(Quotas):
             raise ConfigError(
                 f"max_draft_ahead is {self.max_draft_ahead}, must be at least max_depth ({self.max_depth})"
             )
+        if self.shape:
+            check_shape(self.shape, ConfigError)
 
     def _check_allow(self) -> None:
         allow_list(self.allow)
@@ -145,6 +167,14 @@ class HubConfig(Quotas):
     @property
     def max_message_bytes(self) -> int:
         return MAX_MESSAGE_BYTES
+
+    @property
+    def shape(self) -> TrafficShape | None:
+        """How shaped streams look, if there are any."""
+        if self.traffic_shape is Shaping.OFF:
+            return None
+        required = self.traffic_shape is Shaping.REQUIRED
+        return TrafficShape(self.shape_cell_bytes, self.shape_tick_ms, round(self.shape_round_s * 1000), required)
 
     @property
     def link(self) -> LinkPolicy:

@@ -88,7 +88,9 @@ async def running_hub(
             ),
             maximum_concurrent_rpcs=config.max_calls,
         )
-        servicer = DraftingServicer(verifier, config, slow_reader_s=config.slow_reader_s, identify=identify)
+        servicer = DraftingServicer(
+            verifier, config, shape=config.shape, slow_reader_s=config.slow_reader_s, identify=identify
+        )
         add_to(server, servicer)
         health_servicer = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)

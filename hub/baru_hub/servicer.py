@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -14,8 +15,9 @@ from google.protobuf.message import DecodeError
 from baru.drafting.v1 import drafting_pb2 as pb
 from baru.drafting.v1 import drafting_pb2_grpc
 from baru_common import wire
-from baru_common.errors import BaruError, EngineFailure, HubTimeout, InvalidRequest, NotFound
-from baru_common.frames import Cancel, Draft, FinishReason, Heartbeat, NodeFrame, Open
+from baru_common.channel_options import MAX_MESSAGE_BYTES
+from baru_common.errors import BaruError, EngineFailure, HubTimeout, Incompatible, InvalidRequest, NotFound
+from baru_common.frames import Cancel, Draft, FinishReason, Heartbeat, NodeFrame, Open, TrafficShape
 
 from .call_limits import Identify, abort
 from .guard import caller, hold
@@ -23,6 +25,7 @@ from .live import LiveSession
 from .orphans import LinkPolicy
 from .quotas import DEFAULT_QUOTAS, Quotas
 from .rates import FrameRate
+from .shaped import Unshaped, shaped
 from .verifier import Verifier
 
 SERVICE = pb.DESCRIPTOR.services_by_name["DraftingService"].full_name
@@ -40,26 +43,28 @@ def identified(_: Context) -> str:
 
 
 class DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
-    """Serves one verifier."""
+    """Serves one verifier; shaped streams only if `shape` says how they look."""
 
     def __init__(
         self,
         verifier: Verifier,
         quotas: Quotas = DEFAULT_QUOTAS,
         *,
+        shape: TrafficShape | None = None,
         slow_reader_s: float = LinkPolicy.slow_reader_s,
         identify: Identify = identified,
     ) -> None:
         """`slow_reader_s`: a client whose call takes no frame for twice as long is given up, even when its session has
         ended (while it runs, the loop finds out first). `identify` says who calls."""
         self._verifier = verifier
+        self._shape = shape
         self._quotas = quotas
         self._unread_s = 2 * slow_reader_s
         self._identify = identify
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:  # noqa: ARG002, N802
         """Say what is served."""
-        return wire.encode_description(self._verifier.describe())
+        return wire.encode_description(replace(self._verifier.describe(), traffic_shape=self._shape))
 
     async def FetchTokenizer(  # noqa: N802
         self, request: pb.FetchTokenizerRequest, context: Context
@@ -79,32 +84,78 @@ class DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
         self, request_iterator: AsyncIterator[bytes], context: Context
     ) -> None:
         """Run one session; see the contract. Messages come as bytes: their size is seen before they are read."""
+        if self._shape and self._shape.required:
+            await abort(context, Incompatible("this hub takes shaped streams only", hint="allow the node to shape"))
+        responses = self._responses(request_iterator, self._identify(context), _OPEN_TIMEOUT_S)
         try:
-            live = await self._verifier.open(await self._first_frame(request_iterator), self._identify(context))
+            await self._write(responses, context)
         except BaruError as error:
-            return await abort(context, error)
+            await abort(context, error)
+
+    async def DecodeShaped(  # type: ignore[override]  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.Cell], context: Context
+    ) -> None:
+        """Run one session within cells; see the contract."""
+        if not (shape := self._shape):
+            return await abort(
+                context, Incompatible("this hub shapes no traffic", hint="start it with --traffic-shape")
+            )
+        unshaped = Unshaped(self._paced(cell.data async for cell in request_iterator), shape)
+        messages = self._messages(unshaped, shape, self._identify(context))
+        try:
+            await self._write((pb.Cell(data=data) async for data in shaped(messages, shape)), context)
+        finally:
+            await messages.aclose()
+            unshaped.close()
+
+    async def _write(self, answers: AsyncGenerator[Any, None], context: Context) -> None:
+        """Write to the last, unless the node reads no more: it goes on to have a call until it does, or leaves."""
+        async with aclosing(answers):
+            try:
+                async for answer in answers:
+                    await asyncio.wait_for(context.write(answer), self._unread_s)
+            except asyncio.TimeoutError:
+                await answers.aclose()
+                with suppress(grpc.aio.BaseError):  # it left
+                    await abort(context, _UNREAD)
+
+    async def _messages(self, unshaped: Unshaped, shape: TrafficShape, identity: str) -> AsyncGenerator[bytes, None]:
+        open_s = _OPEN_TIMEOUT_S + MAX_MESSAGE_BYTES / shape.cell_bytes * shape.tick_ms / 1000
+        try:
+            async with aclosing(self._responses(unshaped.messages(), identity, open_s)) as responses:
+                async for response in responses:
+                    yield response.SerializeToString()
+        finally:
+            unshaped.ignore()
+
+    async def _paced(self, cells: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+        """Cells, no faster than frames may come."""
+        rate, clock = FrameRate(self._quotas), asyncio.get_running_loop().time
+        async for cell in cells:
+            wait_s = rate.admit(len(cell), clock())
+            yield cell
+            if wait_s:
+                await asyncio.sleep(wait_s)
+
+    async def _responses(
+        self, requests: AsyncIterator[bytes], identity: str, open_timeout_s: float
+    ) -> AsyncGenerator[pb.DecodeResponse, None]:
+        """Serve one session; raises the BaruError that ends it."""
+        live = await self._verifier.open(await self._first_frame(requests, open_timeout_s), identity)
         hold(live.state.session_id)
-        reader = asyncio.create_task(self._read(request_iterator, live))
+        reader = asyncio.create_task(self._read(requests, live))
         try:
             async for frame in live.frames():
-                await asyncio.wait_for(context.write(wire.encode_response(frame)), self._unread_s)
-        except BaruError as error:
-            reader.cancel()  # before the call is aborted, or reading from it fails with an error of its own
-            await abort(context, error)
-        except asyncio.TimeoutError:  # it goes on to count as one of the node's calls until it reads, or leaves
-            reader.cancel()
-            live.lose()
-            with suppress(grpc.aio.BaseError):  # it left
-                await abort(context, _UNREAD)
+                yield wire.encode_response(frame)
         finally:
-            reader.cancel()
+            reader.cancel()  # before the call is aborted, or reading from it fails with an error of its own
             live.lose()  # it has ended, or the link broke
 
-    async def _first_frame(self, requests: AsyncIterator[bytes]) -> Open:
+    async def _first_frame(self, requests: AsyncIterator[bytes], timeout_s: float) -> Open:
         try:
-            data = await asyncio.wait_for(anext(requests), _OPEN_TIMEOUT_S)
+            data = await asyncio.wait_for(anext(requests), timeout_s)
         except (asyncio.TimeoutError, StopAsyncIteration):
-            raise InvalidRequest(f"no Open came within {_OPEN_TIMEOUT_S:.0f} s") from None
+            raise InvalidRequest(f"no Open came within {timeout_s:.0f} s") from None
         frame = _decoded(data, self._verifier.spec.context_limit)
         if not isinstance(frame, Open):
             raise InvalidRequest(f"the first frame is {type(frame).__name__}, must be Open")

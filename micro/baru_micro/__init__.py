@@ -26,6 +26,7 @@ from .events import (
     Step,
     StepStats,
 )
+from .fit import Shaping
 from .hubs import FailBack
 from .link import LinkState, Timers
 from .proof import Proof
@@ -53,6 +54,7 @@ __all__ = [
     "Retracted",
     "SamplingMode",
     "SamplingParams",
+    "Shaping",
     "Span",
     "Started",
     "Step",

@@ -26,6 +26,7 @@ from .client import LinkOptions, MicroNode, Prompt
 from .decoding import Fallback, Reconcile
 from .doctor import Check, Doctor
 from .events import Finish
+from .fit import Shaping
 from .reader import Reader, summary
 from .receipt_cli import verify_receipt
 from .request_options import grammar_of, with_settings
@@ -106,6 +107,10 @@ def generate(
     receipt_ids: Annotated[
         bool, typer.Option("--receipt-ids", help="Write prompt, parameters and answer with it, as ids.")
     ] = False,
+    traffic_shape: Annotated[
+        Shaping,
+        typer.Option(help="Constant size and pace, so that traffic says nothing; auto: if the hub requires it."),
+    ] = Shaping.AUTO,
     json_output: _Json = False,
     verbose: _Verbose = False,
 ) -> None:
@@ -131,7 +136,7 @@ def generate(
         ),
         settings or (),
     )
-    options = LinkOptions(fallback=fallback, reconcile=reconcile)
+    options = LinkOptions(fallback=fallback, reconcile=reconcile, shaping=traffic_shape)
     finish = _run(
         _generate(_as_prompt(text, system, raw=raw), params, hub, tls, drafter, options, show=not json_output)
     )

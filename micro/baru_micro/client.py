@@ -27,7 +27,7 @@ from baru_common.trust import trust_in_kit
 from .decoding import Fallback, Generation, Reconcile
 from .events import Event
 from .fallback import LocalDecoder, LocalModel, local_model, require_model
-from .fit import fitted, require_protocol
+from .fit import Shaping, agreed_shape, fitted, require_protocol
 from .hubs import FailBack, Hubs
 from .link import Link, Timers
 from .reach import LINK_ERRORS, Reach
@@ -51,6 +51,7 @@ class LinkOptions:
     retry_budget_s: float = 60.0
     """Time to look for a hub, in each outage."""
     timers: Timers = field(default_factory=Timers)
+    shaping: Shaping = Shaping.AUTO
 
     def may_decode(self, drafter: Drafter | TextDrafter | None) -> bool:
         """Whether a node with this drafter decodes by itself while no hub answers."""
@@ -123,13 +124,20 @@ class MicroNode:
         async with AsyncExitStack() as stack:
             places = await resolved([hub] if isinstance(hub, str) else hub)
             channels = [
-                HubChannel(p.address, timeout_s=timeout_s, link=Link(options.timers), tls=_pinned(files, p))
+                HubChannel(
+                    p.address,
+                    timeout_s=timeout_s,
+                    link=Link(options.timers),
+                    tls=_pinned(files, p),
+                    shaping=options.shaping,
+                )
                 for p in places
             ]
             hubs = Hubs(channels, options.fail_back)
             stack.push_async_callback(hubs.close)
             description = await _describe(hubs, may_be_away=options.may_decode(found))
             require_protocol(description)
+            agreed_shape(options.shaping, description.traffic_shape)
             fetch = hubs.current.fetch_tokenizer
             tokenizer = Tokenizer(await cached_bundle(description.tokenizer_digest, fetch))
             node = cls(hubs, description, tokenizer, await fitted(found, tokenizer), options)

@@ -45,7 +45,7 @@ from .link import LinkEvent, LinkState, Timers
 from .proof import Proof, Seen, prove
 from .reach import LINK_ERRORS, Attached, Reach
 from .transcript import Transcript
-from .transport import HubChannel
+from .transport import HubChannel, HubStream
 
 _GRACE_S = 0.05
 
@@ -268,18 +268,17 @@ class Generation:
             stream.send(Heartbeat(sequence, round(self.clock() * 1e9)))
             await asyncio.sleep(self.timers.heartbeat_s)
             link.tick()
-            if self._silence_s >= self.timers.down_s:
+            if self._silence_s(stream) >= self.timers.down_s:
                 await asyncio.sleep(_GRACE_S)  # this program may itself have been asleep, and what came not yet read
-            if self._silence_s >= self.timers.down_s:
+            if (silence_s := self._silence_s(stream)) >= self.timers.down_s:
                 link.happen(LinkEvent.SILENT)
-                silence = f"nothing was heard from {stream.channel.address} for {self._silence_s:.1f} s"
+                silence = f"nothing was heard from {stream.channel.address} for {silence_s:.1f} s"
                 stream.abort(HubTimeout(silence))
                 await stream.renew()
                 return
 
-    @property
-    def _silence_s(self) -> float:
-        return self.clock() - self._heard_s
+    def _silence_s(self, stream: HubStream) -> float:
+        return min(self.clock() - self._heard_s, stream.silence_s)
 
     # -- while no hub answers
 

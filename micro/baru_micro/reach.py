@@ -106,12 +106,12 @@ class Reach:
 
     async def _open(self, channel: HubChannel, caller: Caller) -> Attached:
         channel.link.happen(LinkEvent.ATTEMPT)
-        stream = channel.open_stream()
+        stream = channel.open_stream(await channel.shape())
         try:
             request = caller.request()
             stream.send(request)
             frames = stream.frames()
-            opened = await asyncio.wait_for(_first(frames), _ANSWER_S)
+            opened = await asyncio.wait_for(_first(frames), _ANSWER_S + stream.backlog_s)
         except BaseException as error:
             caller.request_failed()
             stream.close()

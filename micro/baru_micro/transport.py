@@ -13,12 +13,14 @@ from baru.drafting.v1 import drafting_pb2 as pb
 from baru.drafting.v1 import drafting_pb2_grpc
 from baru_common import wire
 from baru_common.channel_options import CLIENT_OPTIONS
-from baru_common.errors import BaruError, HubTimeout, HubUnavailable, ProtocolViolation
-from baru_common.frames import Cancel, HubDescription, HubFrame, NodeFrame
+from baru_common.errors import BaruError, HubTimeout, HubUnavailable, Incompatible, ProtocolViolation
+from baru_common.frames import Cancel, HubDescription, HubFrame, NodeFrame, TrafficShape
 from baru_common.handshake import explain_handshake
 from baru_common.tls import MEMBERS, TlsFiles, channel_credentials
 from baru_common.tokens import TokenizerBundle
 
+from .calls import Call, PlainCall, ShapedCall
+from .fit import Shaping, agreed_shape
 from .link import Link, LinkEvent
 
 MAX_BUNDLE_BYTES = 64 << 20
@@ -50,11 +52,19 @@ class HubChannel:
     """One connection to one hub, shared by all sessions of the node. Close it."""
 
     def __init__(
-        self, address: str, *, timeout_s: float, link: Link | None = None, tls: TlsFiles | None = None
+        self,
+        address: str,
+        *,
+        timeout_s: float,
+        link: Link | None = None,
+        tls: TlsFiles | None = None,
+        shaping: Shaping = Shaping.AUTO,
     ) -> None:
         """`tls`: what to connect with, taken anew when it changes on disk; None: plainly. ConfigError: it is wrong."""
         self.address = address
         self.link = link or Link()
+        self._shaping = shaping
+        self._described: HubDescription | None = None
         self.streams: set[HubStream] = set()
         """Those that are open."""
         self._timeout_s = timeout_s
@@ -75,6 +85,7 @@ class HubChannel:
     async def close(self) -> None:
         """End every session and the connection."""
         await asyncio.gather(*(stream.leave() for stream in list(self.streams)))
+        await asyncio.gather(*(stream.ended() for stream in list(self.streams)))
         await asyncio.gather(self._channel.close(), *self._retiring)
 
     def refresh(self) -> None:
@@ -120,7 +131,13 @@ class HubChannel:
         except grpc.aio.AioRpcError as error:
             raise await self.explained(self.explain(error)) from error
         self.link.happen(LinkEvent.HEARD)
-        return wire.decode_description(answer)
+        self._described = wire.decode_description(answer)
+        return self._described
+
+    async def shape(self) -> TrafficShape | None:
+        """Return how streams to this hub are to look; Incompatible when hub and node do not agree."""
+        hub = self._described or await self.describe()
+        return agreed_shape(self._shaping, hub.traffic_shape)
 
     async def health(self) -> str:
         """Return the hub's health status by name, e.g. "SERVING"."""
@@ -147,14 +164,16 @@ class HubChannel:
             call.cancel()
         return TokenizerBundle.from_bytes(bytes(data), digest)
 
-    def open_stream(self) -> HubStream:
+    def open_stream(self, shape: TrafficShape | None = None) -> HubStream:
         """Start the stream of one session."""
         self.refresh()
-        return HubStream(self, self._channel)
+        return HubStream(self, self._channel, shape)
 
     def explain(self, error: grpc.aio.AioRpcError) -> BaruError:
         """Return the error that a call's failure stands for, and let the link know of it."""
         ours = wire.from_rpc_error(error)
+        if isinstance(ours, Incompatible):
+            self._described = None  # it may be another hub than it was
         if type(ours) in (HubUnavailable, BaruError) and not ours.hint:
             self.link.happen(LinkEvent.BROKE)
             return HubUnavailable(
@@ -173,22 +192,33 @@ class HubChannel:
 class HubStream:
     """One session's stream. `close` or `leave` it: an abandoned call would live on."""
 
-    def __init__(self, channel: HubChannel, connection: grpc.aio.Channel) -> None:
+    def __init__(self, channel: HubChannel, connection: grpc.aio.Channel, shape: TrafficShape | None) -> None:
         self.channel = channel
         self._connection = connection
-        self._outgoing: asyncio.Queue[pb.DecodeRequest | None] = asyncio.Queue()
         self._incoming: asyncio.Queue[HubFrame | BaruError | None] = asyncio.Queue(_MAX_QUEUED)
-        self._call = channel.stub.Decode(self._requests())
+        self._wanted = True
+        self._heard_s = channel.link.clock()
+        self._call: Call = ShapedCall(channel.stub, shape, self._hear) if shape else PlainCall(channel.stub, self._hear)
         # A task of its own reads: gRPC gives up a call whose reader is cancelled, and the hub would not be told why.
         self._reader = asyncio.create_task(self._read())
         channel.streams.add(self)
 
     def send(self, frame: NodeFrame) -> None:
-        """Queue a frame; it leaves at once when the link is up. The stream is given up when too many wait."""
-        if self._outgoing.qsize() >= _MAX_QUEUED:
+        """Queue a frame; it leaves when the link is up. The stream is given up when too many wait."""
+        if self._call.num_queued >= _MAX_QUEUED:
             self.abort(HubTimeout("the link takes no more frames"))
             return
-        self._outgoing.put_nowait(wire.encode_request(frame))
+        self._call.put(wire.encode_request(frame))
+
+    @property
+    def backlog_s(self) -> float:
+        """Time that the frames which wait take to leave, on a link that carries them; 0 when that is no time."""
+        return self._call.backlog_s
+
+    @property
+    def silence_s(self) -> float:
+        """Time since anything came, be it a part of a frame."""
+        return self.channel.link.clock() - self._heard_s
 
     async def frames(self) -> AsyncIterator[HubFrame]:
         """Yield the hub's frames until it ends the stream; raise its error if it ends with one."""
@@ -199,10 +229,9 @@ class HubStream:
 
     def abort(self, error: BaruError) -> None:
         """Give the stream up: `frames` raises `error`, whatever else came."""
-        while not self._incoming.empty():
-            self._incoming.get_nowait()
+        self._forget_frames()
         self._incoming.put_nowait(error)
-        self.close()
+        self._cut()
 
     @property
     def is_outdated(self) -> bool:
@@ -214,36 +243,60 @@ class HubStream:
         await self.channel.renew(self._connection)
 
     def close(self) -> None:
-        """End the stream, whatever state it is in."""
-        self._call.cancel()
-        self._reader.cancel()
-        self._outgoing.put_nowait(None)  # gRPC cancels the sender of a running call only, not of one that has failed
-        self.channel.streams.discard(self)
+        """Be done with the stream, whatever state it is in. A shaped one ends later, in the background."""
+        if not self._call.lingers:
+            self._cut()
+            return
+        self._call.put(wire.encode_request(Cancel()))
+        self._call.end()
+        self._wanted = False
+        self._forget_frames()
 
     async def leave(self) -> None:
         """End the session and the stream: a hub that is not told would keep the session for a while."""
-        if self in self.channel.streams and not self._call.done():
+        if self in self.channel.streams and not self._call.is_over:
             self.send(Cancel())
-            self._outgoing.put_nowait(None)
-            await asyncio.wait([asyncio.ensure_future(self._call.code())], timeout=_FAREWELL_S)
+            self._call.end()
+            await self._call.wait(_FAREWELL_S)
         self.close()
+
+    async def ended(self) -> None:
+        """Wait until a stream that is done with has ended."""
+        await asyncio.wait([self._reader])
+
+    def _cut(self) -> None:
+        self._call.cut()
+        self._reader.cancel()
+        self.channel.streams.discard(self)
+
+    def _forget_frames(self) -> None:
+        while not self._incoming.empty():
+            self._incoming.get_nowait()
+
+    def _hear(self) -> None:
+        self._heard_s = self.channel.link.clock()
+        self.channel.link.happen(LinkEvent.HEARD)
 
     async def _read(self) -> None:
         end: BaruError | None = None
         heard = False
         try:
-            async for message in self._call:
+            async for message in self._call.messages():
                 heard = True
-                self.channel.link.happen(LinkEvent.HEARD)
-                await self._incoming.put(wire.decode_response(message))
+                await self._pass_on(wire.decode_response(message))
         except grpc.aio.AioRpcError as error:
             end = self.channel.explain(error)
             if not heard:
                 end = await self.channel.explained(end)
         except BaruError as error:
             end = error
-        await self._incoming.put(end)
+        await self._pass_on(end)
+        try:
+            await self._call.linger()
+        finally:
+            if not self._wanted:
+                self.channel.streams.discard(self)
 
-    async def _requests(self) -> AsyncIterator[pb.DecodeRequest]:
-        while (message := await self._outgoing.get()) is not None:
-            yield message
+    async def _pass_on(self, item: HubFrame | BaruError | None) -> None:
+        if self._wanted:
+            await self._incoming.put(item)

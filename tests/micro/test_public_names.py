@@ -28,6 +28,7 @@ _NAMES = [
     "Retracted",
     "SamplingMode",
     "SamplingParams",
+    "Shaping",
     "Span",
     "Started",
     "Step",

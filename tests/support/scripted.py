@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,8 @@ class ScriptedStream:
     script: Sequence[Line]
     sent: list[NodeFrame] = field(default_factory=list)
     closed: bool = False
+    backlog_s: float = 0.0
+    silence_s: float = math.inf
     _aborted: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def send(self, frame: NodeFrame) -> None:
@@ -88,7 +91,10 @@ class ScriptedChannel:
         if self.unready:
             raise self.unready.pop(0)
 
-    def open_stream(self) -> ScriptedStream:
+    async def shape(self) -> None:
+        return None
+
+    def open_stream(self, shape: None = None) -> ScriptedStream:
         self.link.happen(LinkEvent.HEARD)
         self.streams.append(ScriptedStream(self, self.scripts[len(self.streams)]))
         return self.streams[-1]

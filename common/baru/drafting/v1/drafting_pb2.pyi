@@ -114,6 +114,65 @@ FINISH_REASON_CANCELLED: FinishReason.ValueType  # 3
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
+class Cell(_message.Message):
+    """Cell is a piece of a stream of messages. The stream is, for each message, one byte of kind (0: a DecodeRequest or
+    DecodeResponse; 128: the last word, a google.rpc.Status, empty when all is well), its size (4 bytes, big-endian) and
+    the serialised message.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """TrafficShape.cell_bytes bytes: how many of the stream follow (2 bytes, big-endian), these, then zeros."""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Cell: _TypeAlias = Cell  # noqa: Y015
+
+@_typing.final
+class TrafficShape(_message.Message):
+    """TrafficShape says how DecodeShaped looks from outside."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CELL_BYTES_FIELD_NUMBER: _builtins.int
+    TICK_MS_FIELD_NUMBER: _builtins.int
+    ROUND_MS_FIELD_NUMBER: _builtins.int
+    REQUIRED_FIELD_NUMBER: _builtins.int
+    cell_bytes: _builtins.int
+    """Size of a cell's data, 64 to 16000 bytes."""
+    tick_ms: _builtins.int
+    """Time between two cells of one direction, 1 to 1000 milliseconds."""
+    round_ms: _builtins.int
+    """A call lasts this long, or 2, 4, 8, ... times as long; 100 to 3600000 milliseconds."""
+    required: _builtins.bool
+    """Decode is refused."""
+    def __init__(
+        self,
+        *,
+        cell_bytes: _builtins.int = ...,
+        tick_ms: _builtins.int = ...,
+        round_ms: _builtins.int = ...,
+        required: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell_bytes", b"cell_bytes", "required", b"required", "round_ms", b"round_ms", "tick_ms", b"tick_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrafficShape: _TypeAlias = TrafficShape  # noqa: Y015
+
+@_typing.final
 class DescribeRequest(_message.Message):
     """DescribeRequest has no fields yet."""
 
@@ -147,6 +206,7 @@ class DescribeResponse(_message.Message):
     EOS_IDS_FIELD_NUMBER: _builtins.int
     CONTEXT_LIMIT_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
+    TRAFFIC_SHAPE_FIELD_NUMBER: _builtins.int
     protocol_revision: _builtins.int
     """Revision of this contract that the hub speaks; 1 or more."""
     hub_version: _builtins.str
@@ -173,6 +233,10 @@ class DescribeResponse(_message.Message):
     def limits(self) -> Global___Limits:
         """Limits of this hub."""
 
+    @_builtins.property
+    def traffic_shape(self) -> Global___TrafficShape:
+        """How DecodeShaped looks; absent: it is not offered."""
+
     def __init__(
         self,
         *,
@@ -187,10 +251,11 @@ class DescribeResponse(_message.Message):
         eos_ids: _abc.Iterable[_builtins.int] | None = ...,
         context_limit: _builtins.int = ...,
         limits: Global___Limits | None = ...,
+        traffic_shape: Global___TrafficShape | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "traffic_shape", b"traffic_shape"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_limit", b"context_limit", "engine", b"engine", "eos_ids", b"eos_ids", "hub_version", b"hub_version", "limits", b"limits", "protocol_revision", b"protocol_revision", "target_fingerprint", b"target_fingerprint", "target_name", b"target_name", "tokenizer_digest", b"tokenizer_digest", "vocabulary_digest", b"vocabulary_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_limit", b"context_limit", "engine", b"engine", "eos_ids", b"eos_ids", "hub_version", b"hub_version", "limits", b"limits", "protocol_revision", b"protocol_revision", "target_fingerprint", b"target_fingerprint", "target_name", b"target_name", "tokenizer_digest", b"tokenizer_digest", "traffic_shape", b"traffic_shape", "vocabulary_digest", b"vocabulary_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

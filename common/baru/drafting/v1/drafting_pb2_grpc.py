@@ -50,6 +50,11 @@ class DraftingServiceStub(object):
                 request_serializer=baru_dot_drafting_dot_v1_dot_drafting__pb2.DecodeRequest.SerializeToString,
                 response_deserializer=baru_dot_drafting_dot_v1_dot_drafting__pb2.DecodeResponse.FromString,
                 _registered_method=True)
+        self.DecodeShaped = channel.stream_stream(
+                '/baru.drafting.v1.DraftingService/DecodeShaped',
+                request_serializer=baru_dot_drafting_dot_v1_dot_drafting__pb2.Cell.SerializeToString,
+                response_deserializer=baru_dot_drafting_dot_v1_dot_drafting__pb2.Cell.FromString,
+                _registered_method=True)
 
 
 class DraftingServiceServicer(object):
@@ -79,6 +84,16 @@ class DraftingServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DecodeShaped(self, request_iterator, context):
+        """DecodeShaped is Decode for those who must not be counted: the same messages within cells of one size, one cell a
+        tick in each direction from the first to the last, as DescribeResponse.traffic_shape says. The call ends at a
+        boundary of rounds, with status OK: what ended the session is in the cells. FAILED_PRECONDITION when the hub does
+        not offer it, as Decode is where it is required.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DraftingServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -96,6 +111,11 @@ def add_DraftingServiceServicer_to_server(servicer, server):
                     servicer.Decode,
                     request_deserializer=baru_dot_drafting_dot_v1_dot_drafting__pb2.DecodeRequest.FromString,
                     response_serializer=baru_dot_drafting_dot_v1_dot_drafting__pb2.DecodeResponse.SerializeToString,
+            ),
+            'DecodeShaped': grpc.stream_stream_rpc_method_handler(
+                    servicer.DecodeShaped,
+                    request_deserializer=baru_dot_drafting_dot_v1_dot_drafting__pb2.Cell.FromString,
+                    response_serializer=baru_dot_drafting_dot_v1_dot_drafting__pb2.Cell.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -180,6 +200,33 @@ class DraftingService(object):
             '/baru.drafting.v1.DraftingService/Decode',
             baru_dot_drafting_dot_v1_dot_drafting__pb2.DecodeRequest.SerializeToString,
             baru_dot_drafting_dot_v1_dot_drafting__pb2.DecodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DecodeShaped(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/baru.drafting.v1.DraftingService/DecodeShaped',
+            baru_dot_drafting_dot_v1_dot_drafting__pb2.Cell.SerializeToString,
+            baru_dot_drafting_dot_v1_dot_drafting__pb2.Cell.FromString,
             options,
             channel_credentials,
             insecure,

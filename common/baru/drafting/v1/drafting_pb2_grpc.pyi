@@ -57,6 +57,12 @@ class DraftingServiceStub:
     """Decode runs one session: Open first, then Draft, Heartbeat and Cancel in any order.
     The hub answers Opened, then one Verdict per verification step, and Finished last.
     """
+    DecodeShaped: _grpc.StreamStreamMultiCallable[_drafting_pb2.Cell, _drafting_pb2.Cell]
+    """DecodeShaped is Decode for those who must not be counted: the same messages within cells of one size, one cell a
+    tick in each direction from the first to the last, as DescribeResponse.traffic_shape says. The call ends at a
+    boundary of rounds, with status OK: what ended the session is in the cells. FAILED_PRECONDITION when the hub does
+    not offer it, as Decode is where it is required.
+    """
 
 @_typing.type_check_only
 class DraftingServiceAsyncStub(DraftingServiceStub):
@@ -72,6 +78,12 @@ class DraftingServiceAsyncStub(DraftingServiceStub):
     Decode: _aio.StreamStreamMultiCallable[_drafting_pb2.DecodeRequest, _drafting_pb2.DecodeResponse]  # type: ignore[assignment]
     """Decode runs one session: Open first, then Draft, Heartbeat and Cancel in any order.
     The hub answers Opened, then one Verdict per verification step, and Finished last.
+    """
+    DecodeShaped: _aio.StreamStreamMultiCallable[_drafting_pb2.Cell, _drafting_pb2.Cell]  # type: ignore[assignment]
+    """DecodeShaped is Decode for those who must not be counted: the same messages within cells of one size, one cell a
+    tick in each direction from the first to the last, as DescribeResponse.traffic_shape says. The call ends at a
+    boundary of rounds, with status OK: what ended the session is in the cells. FAILED_PRECONDITION when the hub does
+    not offer it, as Decode is where it is required.
     """
 
 class DraftingServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -103,6 +115,18 @@ class DraftingServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_drafting_pb2.DecodeResponse], _abc.AsyncIterator[_drafting_pb2.DecodeResponse]]:
         """Decode runs one session: Open first, then Draft, Heartbeat and Cancel in any order.
         The hub answers Opened, then one Verdict per verification step, and Finished last.
+        """
+
+    @_abc_1.abstractmethod
+    def DecodeShaped(
+        self,
+        request_iterator: _MaybeAsyncIterator[_drafting_pb2.Cell],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_drafting_pb2.Cell], _abc.AsyncIterator[_drafting_pb2.Cell]]:
+        """DecodeShaped is Decode for those who must not be counted: the same messages within cells of one size, one cell a
+        tick in each direction from the first to the last, as DescribeResponse.traffic_shape says. The call ends at a
+        boundary of rounds, with status OK: what ended the session is in the cells. FAILED_PRECONDITION when the hub does
+        not offer it, as Decode is where it is required.
         """
 
 def add_DraftingServiceServicer_to_server(servicer: DraftingServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
