@@ -80,7 +80,7 @@ def _read_bundle(data: bytes) -> None:
     assert TokenizerBundle.from_bytes(bundle.data, bundle.digest) == bundle
     tokenizer = Tokenizer(bundle)
     size = tokenizer.vocabulary.size
-    assert all(0 <= i for i in tokenizer.encode_text("Hello <|end|>\n"))
+    assert all(i >= 0 for i in tokenizer.encode_text("Hello <|end|>\n"))
     ids = tokenizer.encode_chat([{"role": "user", "content": "Hello <|end|>"}])
     tokenizer.decode(ids)
     b"".join(map(tokenizer.vocabulary.text_bytes, range(size)))

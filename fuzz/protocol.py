@@ -24,7 +24,6 @@ from baru_common.errors import (
     EngineFailure,
     HubTimeout,
     HubUnavailable,
-    InvalidRequest,
     PermissionDenied,
     ProtocolViolation,
     Superseded,
@@ -75,7 +74,7 @@ class Stepped:
     depth: int = 4
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def plan(self, sessions: Sequence[Session], now_s: float) -> Plan:
+    def plan(self, sessions: Sequence[Session], now_s: float) -> Plan:  # noqa: ARG002
         for session in sessions:
             session.pace.window = _AHEAD
             if session.own:
@@ -170,6 +169,9 @@ class Faults(logging.Handler):
 class Protocol(RuleBasedStateMachine):
     """Nodes of three identities, honest ones and others, at one hub."""
 
+    num_rules = 0
+    """Carried out so far, by all machines."""
+
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
@@ -233,6 +235,8 @@ class Protocol(RuleBasedStateMachine):
 
     @invariant()
     def holds(self) -> None:
+        """After each rule."""
+        Protocol.num_rules += 1
         if not hasattr(self, "verifier"):
             return
         loop_task = self.verifier._loop_task
@@ -428,9 +432,7 @@ class Protocol(RuleBasedStateMachine):
         provisional=st.lists(st.integers(0, 3), max_size=4),
         epoch=st.sampled_from((0, 0, 0, -1, 5)),
     )
-    def resume(
-        self, which: int, on: bool, keep: bool, forget: int, provisional: list[int], epoch: int
-    ) -> None:
+    def resume(self, which: int, on: bool, keep: bool, forget: int, provisional: list[int], epoch: int) -> None:
         """Its own session, with what it knows, or less of it; now and then ids that the target never said."""
         node = self._one(which, on=on)
         if not node or not node.opened or isinstance(node.end, Finished):
@@ -461,9 +463,7 @@ class Protocol(RuleBasedStateMachine):
             node.ids = known
             self._hang_up(node)
 
-    @rule(
-        which=_any, identity=st.sampled_from(_IDENTITIES), kind=st.sampled_from(("key", "identity", "both", "other"))
-    )
+    @rule(which=_any, identity=st.sampled_from(_IDENTITIES), kind=st.sampled_from(("key", "identity", "both", "other")))
     def steal(self, which: int, identity: str, kind: str) -> None:
         """Somebody else's session, or one's own with a wrong key: refused, and nothing of it changes."""
         victim = self._one(which)

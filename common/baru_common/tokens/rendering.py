@@ -44,7 +44,8 @@ class Renderer:
     def _ask(self, request: bytes) -> dict[str, str]:
         try:
             process = self._process = self._process or self._started()
-            assert process.stdin
+            if process.stdin is None:
+                raise EOFError("the process has no input")
             process.stdin.write(request)
             process.stdin.flush()
             return self._answer(process, _ANSWER_S)
@@ -67,7 +68,8 @@ class Renderer:
 
     def _answer(self, process: subprocess.Popen[bytes], timeout_s: float) -> dict[str, str]:
         """Read a line; EOFError when there will be none."""
-        assert process.stdout
+        if process.stdout is None:
+            raise EOFError("the process has no output")
         deadline_s, data = time.monotonic() + timeout_s, bytearray()
         while not data.endswith(b"\n"):
             ready, _, _ = select.select([process.stdout], [], [], max(deadline_s - time.monotonic(), 0))
