@@ -124,14 +124,14 @@ def seeds() -> list[bytes]:
     ]
     spec = SimulatedEngine(DeviceProfile("fuzz", (0.0, 0.0), 0.0)).spec
     described = pb.DescribeResponse(protocol_revision=1, vocabulary_size=258, limits=pb.Limits(max_sessions=4))
-    failed = dict(wire.to_status(BaruError("it failed", hint="mend it")).trailing_metadata or ())
+    failed: dict[str, Any] = dict(wire.to_status(BaruError("it failed", hint="mend it")).trailing_metadata or ())
     return [
         *(b"\0" + wire.encode_request(frame).SerializeToString() for frame in up),  # type: ignore[arg-type]
         *(b"\1" + wire.encode_response(frame).SerializeToString() for frame in down),  # type: ignore[arg-type]
         b"\2" + described.SerializeToString(),
         b"\3" + spec.bundle.data,
         b"\3" + _small_bundle(),
-        b"\4" + bytes(failed["grpc-status-details-bin"]),
+        b"\4" + failed["grpc-status-details-bin"],
     ]
 
 

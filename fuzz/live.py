@@ -23,11 +23,11 @@ from baru_common.sampling import SamplingParams
 from baru_common.scripted import scripted_id
 from baru_hub.engines.simulated import DeviceProfile, SimulatedEngine, devices
 
-MAX_SESSIONS = 6
-_PROFILE = next(iter(devices()["targets"]))
+MAX_SESSIONS = 16
+_PROFILE = min(devices()["targets"], key=lambda name: devices()["targets"][name]["plain_ms"])
 _METHOD = "/baru.drafting.v1.DraftingService/Decode"
 _FRAMES_A_STREAM = 25
-_AT_A_TIME = 4
+_AT_A_TIME = 12
 _WAIT_S = 60.0
 _PROMPT = (40, 50, 60)
 _NUM_HONEST = 12
@@ -102,7 +102,8 @@ async def _honest(hub: LiveHub, channel: grpc.aio.Channel, done: asyncio.Event) 
         start = len(_PROMPT)
         params = SamplingParams(max_tokens=_NUM_HONEST, ignore_eos=True)
         right = tuple(scripted_id(start + i) for i in range(6))
-        frames = [_open(params), Draft(1, 1, start, 0, right[:3]), Draft(1, 1, start, 3, right[3:]), Heartbeat(1, 1)]
+        drafts = [Draft(1, 1, start, 0, right[:3]), Draft(1, 1, start, 3, right[3:])]
+        frames: list[NodeFrame] = [_open(params), *drafts, Heartbeat(1, 1)]
         data = [wire.encode_request(frame).SerializeToString() for frame in frames]
         ids: list[int] = []
         async for answer in _decode(channel)(_each(data, stay=True), timeout=_WAIT_S):
@@ -156,7 +157,7 @@ def _stream(chance: random.Random) -> Iterator[bytes]:
     if chance.random() < 0.1:
         yield chance.randbytes(chance.randrange(1, 200))
         return
-    params = SamplingParams(max_tokens=chance.choice((4, 20)), ignore_eos=True)
+    params = SamplingParams(max_tokens=chance.choice((2, 6)), ignore_eos=True)
     resume = Resume("x" * 22, chance.randbytes(32), chance.randrange(9)) if chance.random() < 0.2 else None
     yield _bent(_open(params, resume=resume), chance, 0.2)
     for _ in range(chance.randrange(_FRAMES_A_STREAM)):

@@ -21,7 +21,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-CPU_S = 2.0
+CPU_S = 1.0
 """Processor time for one prompt; the process ends when it is over."""
 MEMORY_BYTES = 512 << 20
 """Address space of the process."""
