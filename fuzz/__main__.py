@@ -63,7 +63,7 @@ def fuzz_protocol(num_cases: int, number: int, num_machines: int = _MACHINES) ->
         suppress_health_check=list(HealthCheck),
     )
     for batch in itertools.count(number):
-        seed(batch)(Protocol)  # type: ignore[arg-type]  # a machine is as good as a test
+        seed(batch)(Protocol)
         run_state_machine_as_test(Protocol, settings=options)
         yield Protocol.num_rules - start
         if Protocol.num_rules - start >= num_cases:

@@ -226,12 +226,13 @@ class Protocol(RuleBasedStateMachine):
                 self._hang_up(node)
         self.now_s += 1000
         self._allow(0)
-        node = self._open(Open((5, 6, 7), SamplingParams(max_tokens=5, ignore_eos=True), *self._fit()), "dee", True)
-        assert node
+        request = Open((5, 6, 7), SamplingParams(max_tokens=5, ignore_eos=True), *self._fit())
+        last = self._open(request, "dee", True)
+        assert last is not None
         self._allow(20)
-        self._read(node, 99)
-        assert isinstance(node.end, Finished)
-        assert len(node.output) == 5
+        self._read(last, 99)
+        assert isinstance(last.end, Finished)
+        assert len(last.output) == 5
 
     @invariant()
     def holds(self) -> None:
@@ -329,7 +330,7 @@ class Protocol(RuleBasedStateMachine):
         for _ in range(num_frames):
             if not node.frames:
                 return
-            node.coming = node.coming or asyncio.ensure_future(anext(node.frames), loop=self.loop)  # type: ignore[arg-type]
+            node.coming = node.coming or asyncio.ensure_future(anext(node.frames), loop=self.loop)
             self._settle()
             if not node.coming.done():
                 return
@@ -441,7 +442,9 @@ class Protocol(RuleBasedStateMachine):
         if isinstance(node.end, Finished):
             return
         if node.live and keep:  # the older stream is there still; its node reads no more
-            node.coming = node.coming and (node.coming.cancel() and None)
+            if node.coming:
+                node.coming.cancel()
+            node.coming = None
             assert node.reader
             node.reader.cancel()
         elif node.live:
@@ -466,10 +469,10 @@ class Protocol(RuleBasedStateMachine):
     @rule(which=_any, identity=st.sampled_from(_IDENTITIES), kind=st.sampled_from(("key", "identity", "both", "other")))
     def steal(self, which: int, identity: str, kind: str) -> None:
         """Somebody else's session, or one's own with a wrong key: refused, and nothing of it changes."""
+        self._end_step()  # what it ends is nobody's any more
         victim = self._one(which)
         if not victim or not victim.live or not victim.opened or victim.live.closed:
             return
-        self._end_step()
         resume = victim.ticket()
         if kind in ("key", "both"):
             resume = replace(resume, session_key=bytes(32))
