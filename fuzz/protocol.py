@@ -119,6 +119,15 @@ class Node:
     def output(self) -> tuple[int, ...]:
         return tuple(self.ids[len(self.request.prompt_ids) :])
 
+    @property
+    def is_over(self) -> bool:
+        return isinstance(self.end, Finished)
+
+    def begin(self, request: Open, live: LiveSession) -> None:
+        """Go on over a new stream."""
+        self.request, self.live, self.frames, self.end, self.opened = request, live, live.frames(), None, None
+        self.inbox, self.chain_id, self.chain = asyncio.Queue(), 0, []
+
     def ticket(self) -> Resume:
         assert self.opened
         return Resume(self.opened.session_id, self.opened.session_key, self.opened.epoch, self.output)
@@ -297,8 +306,7 @@ class Protocol(RuleBasedStateMachine):
             self._judge(error, honest=honest, opening=True)
             return None
         node = node or Node(request, identity, honest, list(request.committed))
-        node.request, node.live, node.frames, node.end, node.opened = request, live, live.frames(), None, None
-        node.inbox, node.chain_id, node.chain = asyncio.Queue(), 0, []
+        node.begin(request, live)
         node.reader = self.loop.create_task(servicer._read(_until_none(node.inbox), live))
         if node not in self.nodes:
             self.nodes.append(node)
@@ -436,10 +444,10 @@ class Protocol(RuleBasedStateMachine):
     def resume(self, which: int, on: bool, keep: bool, forget: int, provisional: list[int], epoch: int) -> None:
         """Its own session, with what it knows, or less of it; now and then ids that the target never said."""
         node = self._one(which, on=on)
-        if not node or not node.opened or isinstance(node.end, Finished):
+        if not node or not node.opened:
             return
         self._read(node, 99)
-        if isinstance(node.end, Finished):
+        if node.is_over:
             return
         if node.live and keep:  # the older stream is there still; its node reads no more
             if node.coming:
