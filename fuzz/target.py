@@ -14,9 +14,9 @@ from baru_common.errors import BaruError, CapacityExhausted
 from baru_common.sampling import SamplingContext
 from baru_hub.acceptance import Decision, standing
 from baru_hub.cost_model import CostModel
-from baru_hub.drafters.guesses import Guesses
 from baru_hub.engines import Allocation, EngineSpec, Feed, Want
 from baru_hub.engines.simulated import DeviceProfile, SimulatedEngine
+from baru_hub.guesses import Guesses
 
 EOS_ID, CONTEXT_LIMIT = 1, 96
 ID_BYTES = 1000
