@@ -27,9 +27,9 @@ SIZE = _SPEC.vocabulary.size
 
 
 def own_id(ids: Sequence[int]) -> int:
-    """The target's own id after `ids`; the end of the sequence once in fifty times."""
+    """The target's own id after `ids`; the end of the sequence once in two hundred times."""
     number = zlib.crc32(array("I", ids).tobytes())
-    return EOS_ID if number % 50 == 0 else 2 + number // 50 % (SIZE - 2)
+    return EOS_ID if number % 200 == 0 else 2 + number // 200 % (SIZE - 2)
 
 
 class HashTarget:
