@@ -477,6 +477,8 @@ class Protocol(RuleBasedStateMachine):
         if not self._open(replace(node.request, resume=resume), node.identity, node.honest, node):
             node.ids = known
             self._hang_up(node)
+        elif guessed:  # they are the start of chain 1
+            node.chain_id, node.chain, node.base = 1, guessed, num_known
 
     @rule(which=_any, identity=st.sampled_from(_IDENTITIES), kind=st.sampled_from(("key", "identity", "both", "other")))
     def steal(self, which: int, identity: str, kind: str) -> None:
