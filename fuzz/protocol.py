@@ -466,9 +466,7 @@ class Protocol(RuleBasedStateMachine):
         ids = list(node.ids[:num_known])
         room = min(node.request.params.max_tokens or CONTEXT_LIMIT, CONTEXT_LIMIT - len(node.request.prompt_ids))
         room -= num_known - len(node.request.prompt_ids)
-        guessed: list[int] = []
-        for wrong in provisional[: max(room, 0)]:
-            guessed.append(own_id([*ids, *guessed]) if wrong else 7)
+        guessed = _decoded_alone(ids, provisional[: max(room, 0)])
         output = tuple(ids[len(node.request.prompt_ids) :])
         resume = replace(resume, output_ids=output, provisional_ids=tuple(guessed))
         if not node.honest:
@@ -654,6 +652,14 @@ class Protocol(RuleBasedStateMachine):
             self._allow(0)
             for identity in _IDENTITIES:
                 assert self._open(Open((5,), SamplingParams(), *self._fit()), identity, True) is None
+
+
+def _decoded_alone(ids: Sequence[int], right: Sequence[int]) -> list[int]:
+    """What a node says after `ids` while no hub answers: the target's own id wherever `right` is not 0."""
+    said: list[int] = []
+    for is_right in right:
+        said.append(own_id([*ids, *said]) if is_right else 7)
+    return said
 
 
 async def _until_none(inbox: asyncio.Queue[pb.DecodeRequest | None]) -> AsyncIterator[pb.DecodeRequest]:
