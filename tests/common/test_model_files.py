@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -151,7 +152,7 @@ def test_a_file_that_cannot_be_read_is_an_error_of_ours(name: str, data: bytes, 
 def test_a_broken_gguf_file_is_an_error_of_ours(tmp_path: Path, cache_folder: Path) -> None:
     """And leaves nothing behind in the cache that a later start would take for the model."""
     path = tmp_path / "broken.gguf"
-    path.write_bytes(b"GGUF, but not really")
+    path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, 0))  # sound, but nothing is in it
     assert locate(str(path)).is_gguf
     with pytest.raises(ModelFileError, match=r"broken\.gguf"):
         load(str(path))

@@ -492,6 +492,18 @@ def test_a_draft_distribution_that_is_none_is_refused(token_ids: list[int], weig
         wire.decode_request(message)
 
 
+@pytest.mark.parametrize("where", ["logprob", "top_logprobs"])
+def test_a_log_probability_that_is_no_number_is_a_violation(where: str) -> None:
+    """Found by fuzzing: it equals nothing, not even itself, and is no JSON."""
+    entry = pb.TokenLogprobs(logprob=-1.0, top_ids=[5], top_logprobs=[-1.0])
+    if where == "logprob":
+        entry.logprob = math.nan
+    else:
+        entry.top_logprobs[0] = math.nan
+    with pytest.raises(ProtocolViolation, match="not a number"):
+        wire.decode_response(pb.DecodeResponse(verdict=pb.Verdict(base=3, token_ids=[5], logprobs=[entry])))
+
+
 # -- errors
 
 

@@ -53,10 +53,15 @@ class TokenizerBundle:
                     f"the tokenizer bundle has format {body['format']}, this version reads {_FORMAT}",
                     hint="use the same release on hub and node",
                 )
-            return cls(
+            bundle = cls(
                 tokenizer_json=json.dumps(body["tokenizer"], ensure_ascii=False),
                 chat_template=body["chat_template"],
                 special_tokens=body["special_tokens"],
             )
-        except (ValueError, KeyError, TypeError) as error:
+            special: Any = bundle.special_tokens
+            for text in (bundle.tokenizer_json, bundle.chat_template or "", *special.keys(), *special.values()):
+                text.encode()  # text, and no lone surrogate in it
+            bundle.__dict__["data"] = data
+            return bundle
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise TokenizerMismatch(f"the tokenizer bundle cannot be read: {error!r}") from error

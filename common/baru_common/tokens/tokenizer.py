@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
 import tokenizers
-from jinja2 import TemplateError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from baru_common.errors import EmptyPrompt, InvalidRequest
+from baru_common.errors import BaruError, EmptyPrompt, InvalidRequest, TokenizerMismatch
 
 from .bundle import TokenizerBundle
+from .rendering import RENDERER
 from .vocabulary import Vocabulary
 
 Message = Mapping[str, Any]
@@ -26,14 +23,16 @@ Message = Mapping[str, Any]
 # Put inside a control string that user text spells, so that it is not one: a noncharacter, which no
 # valid text holds (Unicode, section 23.7).
 _BREAK = "\ufdd0"
+_USE_ANOTHER = "use a target whose tokenizer.json Hugging Face tokenizers can read"
 
 
 class Tokenizer:
     """A tokenizer with its chat template. Needs neither torch nor transformers."""
 
     def __init__(self, bundle: TokenizerBundle) -> None:
+        """TokenizerMismatch when the bundle holds no tokenizer."""
         self.bundle = bundle
-        self._tokenizer = tokenizers.Tokenizer.from_str(bundle.tokenizer_json)
+        self._tokenizer = _opened(bundle.tokenizer_json)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -46,7 +45,9 @@ class Tokenizer:
         Control strings in `text` become control ids: a raw prompt is the developer's own.
         EmptyPrompt when nothing is left to encode.
         """
-        return _not_empty(self._tokenizer.encode(_valid(text)).ids)
+        with _library():
+            ids = self._tokenizer.encode(_valid(text)).ids
+        return _not_empty(ids)
 
     def encode_inside(self, text: str) -> list[int]:
         """Ids of `text` as it stands within an answer: no control ids, and nothing added. None for no text."""
@@ -63,8 +64,10 @@ class Tokenizer:
         guarded = [self._guard(message) for message in messages]
         rendered = self._render(guarded, add_generation_prompt)
         if _BREAK not in rendered:
-            return _not_empty(self._tokenizer.encode(rendered, add_special_tokens=False).ids)
-        ids: list[int] = []
+            with _library():
+                ids = self._tokenizer.encode(rendered, add_special_tokens=False).ids
+            return _not_empty(ids)
+        ids = []
         pieces = self._split_at_control(rendered)
         for before, piece, after in zip(["", *pieces], pieces, [*pieces[1:], ""], strict=False):
             if token := self._control.get(piece):
@@ -78,7 +81,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, control ids left out."""
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        with _library():
+            text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
 
     # -- chat templates
@@ -86,28 +90,14 @@ class Tokenizer:
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         if self.bundle.chat_template is None:
             raise InvalidRequest("this target has no chat template", hint="send a text prompt instead of messages")
-        try:
-            rendered: str = self._template.render(
-                messages=messages,
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self.bundle.special_tokens,
-            )
-            return rendered
-        except Exception as error:  # a template is a program: it may fail in any way
-            raise InvalidRequest(f"the chat template refuses these messages: {error}") from error
-
-    @cached_property
-    def _template(self) -> Any:
-        # The environment that templates are written for: transformers' chat_template_utils documents it.
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda fmt: datetime.now().astimezone().strftime(fmt)
-        return environment.from_string(self.bundle.chat_template or "")
+        variables = {
+            **self.bundle.special_tokens,
+            "messages": messages,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return RENDERER.render(self.bundle.chat_template, variables)
 
     # -- control strings
 
@@ -134,7 +124,7 @@ class Tokenizer:
         """The same tokenizer without its control tokens: no text can produce a control id."""
         spec = json.loads(self.bundle.tokenizer_json)
         spec["added_tokens"] = [t for t in self._added if t["content"] not in self._control]
-        return tokenizers.Tokenizer.from_str(json.dumps(spec))
+        return _opened(json.dumps(spec))
 
     @cached_property
     def _plain_inside(self) -> tokenizers.Tokenizer:
@@ -144,7 +134,7 @@ class Tokenizer:
         for step in steps:
             if step.get("prepend_scheme") == "first":
                 step["prepend_scheme"] = "never"
-        return tokenizers.Tokenizer.from_str(json.dumps(spec))
+        return _opened(json.dumps(spec))
 
     def _guard(self, value: Any, *, keep_reserved: bool = False) -> Any:
         """Copy a message with every control string in it broken.
@@ -173,10 +163,31 @@ class Tokenizer:
 
     def _encode_plain(self, text: str, *, first: bool) -> list[int]:
         tokenizer = self._plain if first else self._plain_inside
-        ids = tokenizer.encode(text, add_special_tokens=False).ids
-        if not {t["id"] for t in self._control.values()}.isdisjoint(ids):  # the model's own vocabulary spells one, too
-            ids = [i for character in text for i in tokenizer.encode(character, add_special_tokens=False).ids]
+        with _library():
+            ids = tokenizer.encode(text, add_special_tokens=False).ids
+            if not {t["id"] for t in self._control.values()}.isdisjoint(ids):  # the model's own vocabulary spells one
+                ids = [i for character in text for i in tokenizer.encode(character, add_special_tokens=False).ids]
         return list(ids)
+
+
+def _opened(tokenizer_json: str) -> tokenizers.Tokenizer:
+    with _library():
+        tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
+        # A prompt is neither cut nor filled up, whatever the file says: as transformers has it, too.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+    return tokenizer
+
+
+@contextmanager
+def _library() -> Iterator[None]:
+    """Whatever the library trips over is the tokenizer's fault. Its panics are no `Exception`."""
+    try:
+        yield
+    except (BaruError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise TokenizerMismatch(f"the tokenizer cannot be used: {error}", hint=_USE_ANOTHER) from error
 
 
 def _any_of(strings: Iterable[str]) -> re.Pattern[str]:
@@ -209,27 +220,3 @@ def _not_empty(ids: Sequence[int]) -> list[int]:
     if not ids:
         raise EmptyPrompt("the prompt is empty", hint="send at least one token")
     return list(ids)
-
-
-class _Generation(Extension):
-    """`{% generation %}`: marks the model's own words for training; here it is just what it holds."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)

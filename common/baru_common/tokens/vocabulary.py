@@ -14,6 +14,8 @@ from baru_common.errors import Incompatible, VocabularyMismatch
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _METASPACE = "▁"
+MAX_SIZE = 1 << 20
+"""Most ids; the largest vocabulary in use has 262,144."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,13 @@ class Vocabulary:
 
         Incompatible for other kinds: their ids have no bytes of their own, so text cannot be streamed.
         """
-        spec: dict[str, Any] = json.loads(tokenizer_json)
+        try:
+            return cls._read(json.loads(tokenizer_json))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise Incompatible(f"the tokenizer's vocabulary cannot be read: {error!r}") from error
+
+    @classmethod
+    def _read(cls, spec: Mapping[str, Any]) -> Vocabulary:
         to_bytes = _byte_level if "ByteLevel" in _decoder_types(spec) else _byte_fallback
         if to_bytes is _byte_fallback and "ByteFallback" not in _decoder_types(spec):
             raise Incompatible(
@@ -83,6 +91,8 @@ class Vocabulary:
         pieces = {i: to_bytes(token) for token, i in _model_vocab(spec["model"])}
         # Added tokens are literal text, whatever the model's own alphabet.
         pieces |= {t["id"]: t["content"].encode() for t in spec.get("added_tokens", [])}
+        if not all(type(i) is int and 0 <= i < MAX_SIZE for i in pieces):  # before anything of that size is made
+            raise Incompatible(f"the tokenizer has ids that are not within 0 .. {MAX_SIZE - 1}")
         control = frozenset(t["id"] for t in spec.get("added_tokens", []) if t["special"])
         return cls(tuple(pieces.get(i) for i in range(max(pieces, default=-1) + 1)), control)
 

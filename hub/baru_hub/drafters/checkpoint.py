@@ -6,7 +6,6 @@ archive read with `weights_only`.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from baru_common.errors import ModelFileError
+from baru_common.model_checks import read_json, refuse_code, require_inside
 from baru_common.model_files import ModelFiles
 
 _FILES = ("model.safetensors", "pytorch_model.bin")
@@ -33,8 +33,11 @@ def read_folder(path: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     if not config.is_file() or weights is None:
         missing = "config.json" if not config.is_file() else " or ".join(_FILES)
         raise ModelFileError(f"{folder} holds no draft head: {missing} is missing")
+    for file in (config, weights):
+        require_inside(file, folder)
+    raw = read_json(config)
+    refuse_code(config)
     try:
-        raw = json.loads(config.read_text())
         if weights.suffix == ".safetensors":
             tensors = load_file(weights)
         else:
@@ -43,8 +46,6 @@ def read_folder(path: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         raise ModelFileError(f"{weights} cannot be read: {error}") from error
     if not isinstance(raw, dict) or not isinstance(tensors, dict):
         raise ModelFileError(f"{folder} holds no draft head: its files are of another kind")
-    if "auto_map" in raw:
-        raise ModelFileError(f"{config} wants code of its own to be run (auto_map)", hint="use a head without it")
     return raw, tensors
 
 
