@@ -161,7 +161,7 @@ class Verifier:
             raise
 
     async def _open(self, request: Open, identity: str) -> LiveSession:
-        check_open(request, self.spec, self._limits)
+        check_open(request, self.spec, self._limits, self._quotas)
         self._require_open()
         if request.resume:
             async with self._engine_free:  # between two steps, so that nothing under way is of the stream before
@@ -394,7 +394,7 @@ class Verifier:
         if request.resume:
             state.mailbox.restart(len(state.committed), request.resume.provisional_ids)
         visit = self._checkpoint.enter(state, identity, spec.fingerprint, self._clock)
-        resident = Resident(visit, allocation, self._link, self._clock, self._awake.set)
+        resident = Resident(visit, allocation, self._link, self._clock, self._awake.set, self._quotas.max_idle_s)
         self._residents[state.session_id] = resident
         return self._greet(resident, len(state.committed), continued=False)
 
