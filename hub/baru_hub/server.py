@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
 import grpc
@@ -16,6 +16,7 @@ from baru_common.frames import Limits
 
 from .config import HubConfig, split_address
 from .engines import Engine
+from .posture_keeper import PostureKeeper
 from .scheduler import GoodputScheduler, Scheduler
 from .servicer import DraftingServicer
 from .verifier import Verifier
@@ -42,10 +43,13 @@ class Hub:
 
 
 @asynccontextmanager
-async def running_hub(engine: Engine, config: HubConfig, *, scheduler: Scheduler | None = None) -> AsyncIterator[Hub]:
+async def running_hub(
+    engine: Engine, config: HubConfig, *, scheduler: Scheduler | None = None, posture: PostureKeeper | None = None
+) -> AsyncIterator[Hub]:
     """Serve `engine` while the block runs, scheduled by goodput unless `scheduler` is given.
 
-    ConfigError when the address cannot be taken, EngineFailure when the target cannot take a step.
+    `posture` says what drafting may be done; None: any. ConfigError when the address cannot be taken, EngineFailure
+    when the target cannot take a step.
     """
     limits = Limits(
         max_sessions=config.max_sessions,
@@ -55,7 +59,8 @@ async def running_hub(engine: Engine, config: HubConfig, *, scheduler: Scheduler
     )
     if scheduler is None:
         scheduler = GoodputScheduler(await engine.calibrate(), config.max_prefill, config.max_patience_ms / 1000)
-    async with Verifier(engine, scheduler, limits, max_depth=config.max_depth, link=config.link) as verifier:
+    serving = Verifier(engine, scheduler, limits, max_depth=config.max_depth, link=config.link, posture=posture)
+    async with posture.watching() if posture else nullcontext(), serving as verifier:
         server = grpc.aio.server(options=SERVER_OPTIONS)
         drafting_pb2_grpc.add_DraftingServiceServicer_to_server(DraftingServicer(verifier), server)
         health_servicer = health.aio.HealthServicer()

@@ -9,6 +9,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from types import TracebackType
 
 from baru_common import __version__
@@ -34,11 +35,13 @@ from baru_common.sampling.guide import Guide
 
 from .acceptance import Acceptance, Decision, accept
 from .admission import check_claim, check_open, goes_on, max_length
+from .bounds import keep_within, obey
 from .engines import Allocation, Engine, EngineSpec, Feed, Want
 from .live import LiveSession, Resident
 from .mailbox import Mailbox
 from .orphans import LinkPolicy, Orphan, by_age, to_drop
 from .pace import OwnPace, Pace
+from .posture_keeper import PostureKeeper
 from .ragged_batch import SCRATCH_SLOTS
 from .scheduler import GoodputScheduler, Plan, Scheduler
 from .session import Block, Session
@@ -65,10 +68,12 @@ class Verifier:
         *,
         max_depth: int = MAX_DEPTH,
         link: LinkPolicy | None = None,
+        posture: PostureKeeper | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`scheduler`: by goodput, calibrated at the start, unless given. `max_depth`: most draft ids checked
-        per session and step; 0 turns drafting off. `link`: what is made of links that break."""
+        per session and step; 0 turns drafting off. `link`: what is made of links that break. `posture`: what drafting
+        may be done; None: any."""
         self._engine = engine
         self._scheduler = scheduler
         self._limits = limits or Limits(
@@ -80,11 +85,14 @@ class Verifier:
         self._max_depth = max_depth
         self._clock = clock
         self._link = link or LinkPolicy()
+        self._posture = posture
         self._residents: dict[str, Resident] = {}
         """By session id, the longest there first."""
         self._draining = False
         self._stopping = False
         self._awake = asyncio.Event()
+        if posture:
+            posture.on_change = self._awake.set
         self._engine_free = asyncio.Lock()
         self._loop_task: asyncio.Task[None] | None = None
 
@@ -135,6 +143,8 @@ class Verifier:
             eos_ids=spec.eos_ids,
             context_limit=spec.context_limit,
             limits=self._limits,
+            posture_version=self._posture.document.version if self._posture else 0,
+            posture_digest=self._posture.document.digest if self._posture else b"",
         )
 
     async def open(self, request: Open, identity: str = ANYBODY) -> LiveSession:
@@ -198,6 +208,8 @@ class Verifier:
             try:
                 async with self._engine_free:
                     self._tend()
+                    if self._posture:
+                        keep_within(self._residents.values(), self._posture)
                     plan = scheduler.plan([r.state for r in self._residents.values() if r.may_step], self._clock())
                     if plan.blocks:
                         await self._step(plan, scheduler)
@@ -282,6 +294,8 @@ class Verifier:
         state, stream = resident.state, resident.stream
         verdict = state.take(block, decision)
         state.stamp(self._clock())
+        if self._posture and block.draft and verdict and verdict.num_verified and not block.provisional:
+            self._posture.observe(resident.drafter, verdict.num_verified, verdict.num_accepted)
         if verdict and stream:
             stream.send(verdict)
         if state.finish and stream:
@@ -332,7 +346,7 @@ class Verifier:
             state.mailbox.restart(len(state.committed), request.resume.provisional_ids)
         resident = Resident(state, allocation, identity, self._link, self._clock, self._awake.set)
         self._residents[state.session_id] = resident
-        return self._greet(resident, len(state.committed), continued=False)
+        return self._greet(resident, request, len(state.committed), continued=False)
 
     def _find_room(self, request: Open, sampling: SamplingContext, identity: str) -> Allocation:
         """Reserve a place and memory; orphans give theirs, the oldest first. CapacityExhausted if it is not enough."""
@@ -362,13 +376,18 @@ class Verifier:
             return None
         num_known = len(request.committed)
         resident.state.come_back(num_known, resume.provisional_ids, request.drafter is not None, self._clock())
-        return self._greet(resident, num_known, continued=True)
+        return self._greet(resident, request, num_known, continued=True)
 
-    def _greet(self, resident: Resident, num_known: int, *, continued: bool) -> LiveSession:
-        """Attach a stream, and queue what its node has to know: who it is, and what was decided without it."""
+    def _greet(self, resident: Resident, request: Open, num_known: int, *, continued: bool) -> LiveSession:
+        """Attach a stream, and queue what its node has to know: who it is, what it may do, and what was decided without
+        it."""
         state, live = resident.state, resident.attach()
+        resident.tier, resident.drafter = request.tier, request.drafter
+        if self._posture:
+            obey(resident, self._posture, sum(other.has_work for other in self._residents.values()))
         state.pace.asked = state.pace.window if state.has_drafter else 0
-        live.send(Opened(state.session_id, state.epoch, num_known, state.pace.asked, resident.key, continued=continued))
+        opened = Opened(state.session_id, state.epoch, num_known, state.pace.asked, resident.key, continued=continued)
+        live.send(replace(opened, posture=resident.posture))
         if verdict := state.since(num_known):
             live.send(verdict)
         if state.finish:

@@ -11,13 +11,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import cast
 
+from baru_common.board import detected_tier
 from baru_common.discovery import resolved
-from baru_common.drafters import Drafter, TextDrafter, load_drafter
+from baru_common.drafters import Drafter, DrafterIdentity, TextDrafter, identity_of, load_drafter
 from baru_common.errors import EmptyPrompt, InvalidRequest, PromptTooLong
-from baru_common.frames import DrafterInfo, HubDescription, Open
+from baru_common.frames import DrafterInfo, HubDescription, Open, Posture
 from baru_common.sampling import SamplingContext, SamplingParams
 from baru_common.sampling.guide import Guide
 from baru_common.tokens import Message, Tokenizer
+from baru_common.workloads import DEFAULT_WORKLOAD, check_workload
 
 from .decoding import Fallback, Generation, Reconcile
 from .events import Event
@@ -46,6 +48,13 @@ class LinkOptions:
     retry_budget_s: float = 60.0
     """Time to look for a hub, in each outage."""
     timers: Timers = field(default_factory=Timers)
+    tier: str | None = None
+    """Tier of this node in the hub's posture document; None: as the board's name says, else "unknown"."""
+    workload: str = DEFAULT_WORKLOAD
+    """Kind of work that the output is: one of `AUTOREGRESSIVE`."""
+
+    def __post_init__(self) -> None:
+        check_workload(self.workload)
 
     def may_decode(self, drafter: Drafter | TextDrafter | None) -> bool:
         """Whether a node with this drafter decodes by itself while no hub answers."""
@@ -68,7 +77,13 @@ class MicroNode:
     """A node connected to its hubs. Made by `connect`; serves any number of generations at a time."""
 
     def __init__(
-        self, hubs: Hubs, hub: HubDescription, tokenizer: Tokenizer, drafter: Drafter | None, options: LinkOptions
+        self,
+        hubs: Hubs,
+        hub: HubDescription,
+        tokenizer: Tokenizer,
+        drafter: Drafter | None,
+        options: LinkOptions,
+        identity: DrafterIdentity,
     ) -> None:
         self.hub = hub
         """What the hub said of itself."""
@@ -83,6 +98,8 @@ class MicroNode:
         self._fallback = options.fallback or (Fallback.LOCAL if self._local else Fallback.WAIT)
         self._options = options
         self._hubs = hubs
+        self._tier = detected_tier() if options.tier is None else options.tier
+        self._identity = identity
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="baru-drafter")
 
     @classmethod
@@ -114,7 +131,9 @@ class MicroNode:
             require_protocol(description)
             fetch = hubs.current.fetch_tokenizer
             tokenizer = Tokenizer(await cached_bundle(description.tokenizer_digest, fetch))
-            node = cls(hubs, description, tokenizer, await fitted(found, tokenizer), options)
+            fitting = await fitted(found, tokenizer)
+            identity = await asyncio.to_thread(identity_of, fitting)
+            node = cls(hubs, description, tokenizer, fitting, options, identity)
             stack.callback(node._executor.shutdown, wait=False, cancel_futures=True)
             hubs.watch()
             yield node
@@ -130,8 +149,13 @@ class MicroNode:
         return self._hubs.current.address
 
     @property
+    def posture(self) -> Posture | None:
+        """What a hub let this node do, last; None before the first generation, or where hubs do not say."""
+        return self._hubs.posture
+
+    @property
     def fallback(self) -> Fallback:
-        """What a generation does while no hub answers."""
+        """What a generation does while no hub answers, unless the hub's posture chooses for it."""
         return self._fallback
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
@@ -186,6 +210,8 @@ class MicroNode:
                 target_fingerprint=self.hub.target_fingerprint,
                 tokenizer_digest=self.hub.tokenizer_digest,
                 drafter=self._drafter_info(),
+                tier=self._tier,
+                workload=self._options.workload,
             ),
             sampling=sampling,
             max_length=len(ids) + min(sampling.params.max_tokens or room, room),
@@ -194,6 +220,7 @@ class MicroNode:
             executor=self._executor,
             target=self.hub.target_name,
             fallback=self._fallback,
+            obeys_fallback=self._options.fallback is None,
             reconcile=reconcile or self._options.reconcile,
             timers=self._options.timers,
         )
@@ -218,4 +245,6 @@ class MicroNode:
         if self.drafter is None:
             return None
         vocabulary = self.drafter.vocabulary
-        return DrafterInfo(self.drafter.family, vocabulary.digest if vocabulary else b"")
+        model = self._identity
+        digest = vocabulary.digest if vocabulary else b""
+        return DrafterInfo(self.drafter.family, digest, model.model[:128], model.digest, model.engine[:128])

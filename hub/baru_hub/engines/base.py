@@ -28,6 +28,12 @@ class EngineSpec:
     context_limit: int
     drafter: str | None = None
     """Family of the engine's own drafter; None: it has none."""
+    drafter_model: str = ""
+    """Its name, for people."""
+    drafter_digest: bytes = b""
+    """32 bytes over what makes it: weights and configuration, or how it is cut from the target."""
+    runtime: str = ""
+    """What runs target and drafter: versions, numeric type, device."""
     samples: bool = True
     """It serves every `SamplingParams`; False: only plain greedy ones, as a script has no logits."""
 
