@@ -199,9 +199,14 @@ def _show_difference(difference: Difference, *, json_output: bool) -> None:
         return
     if not difference:
         typer.echo("no decision changes")
+    models: dict[str, list[str]] = {}
     for change in difference.decisions:
         before, after = _effect(change.before), _effect(change.after)
         changed = [f"{key}: {before[key]} -> {after[key]}" for key in before if before[key] != after[key]]
-        typer.echo(f"{change.tier}, {change.model}, batch {change.batches}: {' | '.join(changed)}")
+        said = f"{change.tier}, batch {change.batches}: {' | '.join(changed)}"
+        models.setdefault(said, []).append(change.model)
+    for said, names in models.items():
+        everyone = len(names) == len(difference.models)
+        typer.echo(f"{said}\n    for {'every model' if everyone else ', '.join(names)}")
     for setting in difference.settings:
         typer.echo(setting)

@@ -42,6 +42,8 @@ class Difference:
     decisions: tuple[Change, ...]
     settings: tuple[str, ...]
     """Changes outside the rules: tiers and the canary's floors."""
+    models: tuple[str, ...]
+    """Model classes that were looked at."""
 
     def __bool__(self) -> bool:
         return bool(self.decisions or self.settings)
@@ -50,7 +52,7 @@ class Difference:
 def diff(old: Document, new: Document) -> Difference:
     """Return what changes from `old` to `new`, for every tier, every batch, and every model class that either document
     or the published figures name."""
-    return Difference(tuple(_merged(_changes(old, new))), tuple(_settings(old, new)))
+    return Difference(tuple(_merged(_changes(old, new))), tuple(_settings(old, new)), tuple(model_classes(old, new)))
 
 
 def model_classes(*documents: Document) -> list[str]:
