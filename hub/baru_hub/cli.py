@@ -108,10 +108,12 @@ def serve(
     file, said = ConfigFile.read(config), given(context)
     target = file.settings("target", TargetConfig, said)
     hub = file.settings("hub", HubConfig, said)
+    follow = file.settings("posture", Follow, said)
+    follow.check()
     say = Say(json_output=json_output)
     with say.loading(target.name):
         runs = _simulated_engine(target.profile) if target.profile else _transformers_engine(target)
-    uvloop.run(_serve(runs, hub, say, file.settings("posture", Follow, said)))
+    uvloop.run(_serve(runs, hub, say, follow))
 
 
 @app.command()
@@ -211,7 +213,8 @@ async def _serve(engine: Engine, config: HubConfig, say: Say, follow: Follow) ->
         if config.announce:
             host, port = split_address(hub.address)
             await stack.enter_async_context(announced(host, port, config.announce))
-        say.event("ready", address=hub.address, target=engine.spec.target_name, engine=engine.spec.engine)
+        spec = engine.spec
+        say.event("ready", address=hub.address, target=spec.target_name, engine=spec.engine, posture=keeper.name)
         await stop.wait()
         say.event("draining", sessions=str(hub.verifier.num_sessions))
         await hub.drain(config.drain_grace_s)

@@ -42,10 +42,19 @@ class Follow:
     canary: CanaryMode = CanaryMode.AUTO
     """What becomes of drafters that were not measured, or fail."""
 
+    @property
+    def source(self) -> PostureSource:
+        """Where the document is."""
+        return PostureSource(self.document or state_folder())
+
+    def check(self) -> None:
+        """Raise the ConfigError that says what is wrong with the document, if anything is."""
+        self.source.read()
+
     async def keeper(self, engine: Engine, say: Callable[..., None]) -> PostureKeeper:
         """Return what keeps the hub to its posture. ConfigError when the document is not valid, or when a drafter fails
         that must not."""
-        source = PostureSource(self.document or state_folder())
+        source = self.source
         ledger = None if self.canary is CanaryMode.OFF else CanaryLedger(canary_folder(source.folder))
         keeper = PostureKeeper(
             engine.spec,
@@ -54,8 +63,6 @@ class Follow:
             model=self.model_class,
             ledger=ledger,
         )
-        document = keeper.document
-        say("posture", version=str(document.version), digest=document.digest.hex()[:12], tier=keeper.tier)
         if ledger is not None and engine.spec.drafter:
             await self._measure(engine, keeper, ledger, say)
         return keeper

@@ -94,6 +94,11 @@ class PostureKeeper:
         self.on_change: Callable[[], None] = lambda: None
         """Called when any answer may be another one now."""
 
+    @property
+    def name(self) -> str:
+        """The document in force, and whose rules of it the hub itself follows."""
+        return f"version {self.document.version} ({self.document.digest.hex()[:12]}), tier {self.tier}"
+
     # -- what the verifier asks
 
     def for_node(self, tier: str, drafter: DrafterInfo | None, batch: int) -> Posture:
