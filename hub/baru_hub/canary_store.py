@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import platform
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
@@ -37,7 +38,7 @@ class CanaryLedger:
         self._records: dict[str, Record] = {}
         self._unsaved: list[Record] = []
         self._stamp: object = None
-        self.reload()
+        self.take(self.look() or ())
 
     def get(self, triple: Triple) -> Record | None:
         """Return what was measured; None when nothing was, for exactly this one."""
@@ -64,7 +65,6 @@ class CanaryLedger:
                 write_atomically(self._path(record.triple.key), data)
             except OSError as error:
                 _log.warning("what the canary measured cannot be kept: %s", error)
-        self._stamp = self._folder_stamp()
 
     def forget(self, key: str = "") -> int:
         """Remove the records whose keys begin so; all of them without one. Return how many there were."""
@@ -75,15 +75,20 @@ class CanaryLedger:
                 self._path(name).unlink(missing_ok=True)
         return len(gone)
 
-    def reload(self) -> bool:
-        """Read the folder again if it has changed; return whether it had."""
+    def look(self) -> list[Record] | None:
+        """Read the folder again; None when it has not changed. Touches no record in memory: it may run in a thread."""
         stamp = self._folder_stamp()
         if self._folder is None or stamp == self._stamp:
-            return False
+            return None
         self._stamp = stamp
         found = [_read(path) for path in sorted(self._folder.glob("*.json"))[:MAX_RECORDS]]
-        self._records = {record.triple.key: record for record in (*found, *self._unsaved) if record}
-        return True
+        return [record for record in found if record]
+
+    def take(self, found: Iterable[Record]) -> bool:
+        """Hold what the folder holds, and what is not saved yet; return whether that is something else."""
+        before = self._records
+        self._records = {record.triple.key: record for record in (*found, *self._unsaved)}
+        return self._records != before
 
     def _folder_stamp(self) -> object:
         with suppress(OSError):

@@ -91,6 +91,8 @@ class PostureKeeper:
         self._windows: OrderedDict[Triple, tuple[Figure, DrafterInfo]] = OrderedDict()
         self._postures: dict[tuple[str, DrafterInfo | None, int], Posture] = {}
         self._own_depths: dict[int, int | None] = {}
+        self._measured: set[DrafterInfo] = set()
+        """Drafters of which there are records."""
         self.on_change: Callable[[], None] = lambda: None
         """Called when any answer may be another one now."""
 
@@ -127,10 +129,12 @@ class PostureKeeper:
 
     def observe(self, drafter: DrafterInfo | None, num_verified: int, num_accepted: int) -> None:
         """Take in what a step said of a node's drafter. Once there is enough of it, its drafter is judged."""
-        if self._ledger is None or drafter is None or not drafter.digest:
+        if self._ledger is None or drafter is None or not drafter.digest or drafter in self._measured:
             return
         triple = Triple.of_node(self._spec, drafter)
         if self._ledger.get(triple):
+            if len(self._measured) < _MAX_CACHED:
+                self._measured.add(drafter)
             return
         before, _ = self._windows.pop(triple, (Figure(), drafter))
         figure = before + figure_of(num_verified, num_accepted)
@@ -193,7 +197,7 @@ class PostureKeeper:
 
     def refresh(self) -> bool:
         """Look whether the document, or the ledger, has changed on disk, and take it over; return whether it was."""
-        return self._take_over(self._look())
+        return self._take_over(*self._look())
 
     @asynccontextmanager
     async def watching(self, poll_s: float = POLL_S) -> AsyncIterator[None]:
@@ -211,14 +215,17 @@ class PostureKeeper:
         while True:
             await asyncio.sleep(poll_s)
             try:
-                self._take_over(await asyncio.to_thread(self._look))
+                self._take_over(*await asyncio.to_thread(self._look))
                 if self._ledger:
                     await asyncio.to_thread(self._ledger.save)
             except Exception:  # whatever is wrong with a disk, the hub goes on with what it knows
                 _log.exception("looking for another posture document failed")
 
-    def _look(self) -> Document | BaruError | None:
-        """Read what is on disk, if it is not what was read last."""
+    def _look(self) -> tuple[Document | BaruError | None, list[Record] | None]:
+        """Read what is on disk; nothing where it is what was read last."""
+        return self._document_found(), self._ledger.look() if self._ledger else None
+
+    def _document_found(self) -> Document | BaruError | None:
         if self._source is None:
             return None
         stamp = self._source.stamp()
@@ -240,8 +247,8 @@ class PostureKeeper:
                 hint="give it a higher version, or go back with `baru-hub posture rollback`",
             )
 
-    def _take_over(self, found: Document | BaruError | None) -> bool:
-        changed = self._ledger is not None and self._ledger.reload()
+    def _take_over(self, found: Document | BaruError | None, records: list[Record] | None) -> bool:
+        changed = records is not None and self._ledger is not None and self._ledger.take(records)
         if isinstance(found, BaruError):
             self.problem = str(found)
             _log.error("the posture document was not taken over, version %d stays: %s", self.document.version, found)
@@ -262,4 +269,5 @@ class PostureKeeper:
     def _changed(self) -> None:
         self._postures.clear()
         self._own_depths.clear()
+        self._measured.clear()
         self.on_change()

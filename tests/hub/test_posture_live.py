@@ -378,7 +378,8 @@ async def test_the_hubs_own_drafter_is_measured_and_left_out_when_it_fails(tmp_p
 
 
 async def test_a_record_is_used_again_until_something_differs(tmp_path: Path) -> None:
-    """The second start measures nothing; a damaged record counts as none."""
+    """The second start measures nothing; a damaged record counts as none, and so does one that is removed while
+    the hub runs."""
     PostureStore(tmp_path).apply(document(2, canary=FLOORS))
     num_drafts = 0
 
@@ -400,6 +401,10 @@ async def test_a_record_is_used_again_until_something_differs(tmp_path: Path) ->
     keeper = await Follow(tmp_path).keeper(engine, lambda *_, **__: None)
     assert num_drafts == before
     assert keeper.own_admission().standing is Standing.ADMITTED
+    CanaryLedger(tmp_path / "canary").forget()
+    assert keeper.refresh()
+    assert keeper.own_admission().standing is Standing.PROBATION
+    assert keeper.own_depth(1) == 0
     await engine.close()
 
 
