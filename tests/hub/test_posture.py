@@ -143,6 +143,7 @@ def documents(draw: st.DrawFn) -> Document:
     )
 
 
+@settings(deadline=None)
 @given(
     documents(), st.sampled_from([*_TIER_NAMES, "desk"]), st.sampled_from(["Qwen3-8B", "QwenX", "x"]), st.integers(1, 9)
 )
@@ -161,7 +162,7 @@ def test_the_first_rule_that_matches_decides(found: Document, tier: str, model: 
     assert decision.effect == (source.local, source.upward, source.fallback)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(documents(), documents())
 def test_a_preview_says_exactly_what_changes(old: Document, new: Document) -> None:
     """For every tier, named model and batch: it is in the preview once if its decision differs, else not at all."""
