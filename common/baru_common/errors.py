@@ -4,7 +4,8 @@ BaruError
 ├── InvalidRequest        INVALID_ARGUMENT      the request itself is wrong; do not repeat it
 │   ├── EmptyPrompt
 │   ├── PromptTooLong
-│   └── InvalidDraft
+│   ├── InvalidDraft
+│   └── WorkloadRefused
 ├── Incompatible          FAILED_PRECONDITION   both sides are fine, but not for each other
 │   ├── ProtocolMismatch
 │   │   └── UnknownFrame  UNIMPLEMENTED         the peer is of a later revision
@@ -68,6 +69,10 @@ class PromptTooLong(InvalidRequest):
 
 class InvalidDraft(InvalidRequest):
     reason = "INVALID_DRAFT"
+
+
+class WorkloadRefused(InvalidRequest):
+    reason = "WORKLOAD_REFUSED"
 
 
 class Incompatible(BaruError):

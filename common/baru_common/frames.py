@@ -44,12 +44,17 @@ class HubDescription:
     context_limit: int
     limits: Limits
     traffic_shape: TrafficShape | None = None
+    posture_version: int = 0
+    posture_digest: bytes = b""
 
 
 @dataclass(frozen=True)
 class DrafterInfo:
     family: str
     vocabulary_digest: bytes = b""
+    model: str = ""
+    digest: bytes = b""
+    engine: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,8 @@ class Open:
     tokenizer_digest: bytes
     drafter: DrafterInfo | None = None
     resume: Resume | None = None
+    tier: str = ""
+    workload: str = ""
     protocol_revision: int = PROTOCOL_REVISION
 
     @property
@@ -109,6 +116,25 @@ class Heartbeat:
 
 
 @dataclass(frozen=True)
+class Posture:
+    drafting: bool = True
+    max_depth: int | None = None
+    max_ahead: int | None = None
+    drafters: tuple[str, ...] = ()
+    fallback: str = ""
+    reason: str = ""
+    rule: str = ""
+    document_version: int = 0
+    document_digest: bytes = b""
+    probation: bool = False
+
+
+@dataclass(frozen=True)
+class PostureChange:
+    posture: Posture
+
+
+@dataclass(frozen=True)
 class Opened:
     session_id: str
     epoch: int
@@ -117,6 +143,7 @@ class Opened:
     session_key: bytes = b""
     continued: bool = False
     receipt_key: bytes = b""
+    posture: Posture | None = None
 
 
 @dataclass(frozen=True)
@@ -188,4 +215,4 @@ class Finished:
 
 
 NodeFrame = Open | Draft | Cancel | Heartbeat
-HubFrame = Opened | Verdict | Heartbeat | Drain | Finished
+HubFrame = Opened | Verdict | Heartbeat | Drain | PostureChange | Finished

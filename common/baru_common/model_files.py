@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +99,12 @@ class LoadedModel:
     @property
     def context_limit(self) -> int:
         return int(self.model.config.max_position_embeddings)
+
+    @property
+    def runtime(self) -> str:
+        """What runs it: versions, numeric type, device."""
+        versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("transformers", "torch"))
+        return f"{versions}, {self.dtype} on {self.model.device.type}"
 
     @cached_property
     def fingerprint(self) -> bytes:

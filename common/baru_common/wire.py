@@ -24,6 +24,7 @@ from .shaping import check_shape
 from .signatures import SignedStatement
 
 ERROR_DOMAIN = "drafting.baru"
+_MAX_NAME, _MAX_TITLE = 64, 128
 # What grpc.aio puts in the place of the hub's own status when the stream ends during a write.
 _STREAM_BROKE = "Internal error from Core"
 _SAMPLING_MODES: dict[int, SamplingMode] = {0: SamplingMode.COUPLED} | {
@@ -98,10 +99,13 @@ def encode_response(frame: frames.HubFrame) -> pb.DecodeResponse:
                 session_key=frame.session_key,
                 continued=frame.continued,
                 receipt_key=frame.receipt_key,
+                posture=pb.Posture(**vars(frame.posture)) if frame.posture else None,
             )
         )
     if isinstance(frame, frames.Drain):
         return pb.DecodeResponse(drain=pb.Drain(grace_ms=round(frame.grace_s * 1000)))
+    if isinstance(frame, frames.PostureChange):
+        return pb.DecodeResponse(posture_change=pb.PostureChange(posture=pb.Posture(**vars(frame.posture))))
     reason = pb.FinishReason.Value(f"FINISH_REASON_{frame.reason.name}")
     receipt = pb.Receipt(**vars(frame.receipt)) if frame.receipt else None
     return pb.DecodeResponse(finished=pb.Finished(reason=reason, usage=pb.Usage(**vars(frame.usage)), receipt=receipt))
@@ -116,6 +120,8 @@ def _encode_open(frame: frames.Open) -> pb.Open:
         params=_encode_params(frame.params),
         drafter=pb.DrafterInfo(**vars(frame.drafter)) if frame.drafter else None,
         resume=pb.Resume(**vars(frame.resume)) if frame.resume else None,
+        tier=frame.tier,
+        workload=frame.workload,
     )
 
 
@@ -194,18 +200,31 @@ def _require_short_params(params: pb.SamplingParams) -> None:
 
 
 def _decode_open(message: pb.Open) -> frames.Open:
-    drafter = message.drafter if message.HasField("drafter") else None
-    if drafter is not None and not 1 <= len(drafter.family) <= 64:
-        raise errors.InvalidRequest("drafter.family must have 1 to 64 characters")
+    for param in ("tier", "workload"):
+        if len(getattr(message, param)) > _MAX_NAME:
+            raise errors.InvalidRequest(f"{param} has more than {_MAX_NAME} characters", details={"param": param})
     return frames.Open(
         prompt_ids=tuple(message.prompt_ids),
         params=_decode_params(message.params),
         target_fingerprint=message.target_fingerprint,
         tokenizer_digest=message.tokenizer_digest,
-        drafter=drafter and frames.DrafterInfo(drafter.family, drafter.vocabulary_digest),
+        drafter=_decode_drafter(message.drafter) if message.HasField("drafter") else None,
         resume=_decode_resume(message.resume) if message.HasField("resume") else None,
+        tier=message.tier,
+        workload=message.workload,
         protocol_revision=message.protocol_revision,
     )
+
+
+def _decode_drafter(message: pb.DrafterInfo) -> frames.DrafterInfo:
+    if not 1 <= len(message.family) <= _MAX_NAME:
+        raise errors.InvalidRequest(f"drafter.family must have 1 to {_MAX_NAME} characters")
+    if max(len(message.model), len(message.engine)) > _MAX_TITLE or len(message.digest) not in (0, 32):
+        raise errors.InvalidRequest(
+            f"drafter.model and drafter.engine may have {_MAX_TITLE} characters, drafter.digest 32 bytes",
+            details={"param": "drafter"},
+        )
+    return frames.DrafterInfo(**_fields(message))
 
 
 def _decode_resume(message: pb.Resume) -> frames.Resume:
@@ -280,9 +299,12 @@ def decode_response(message: pb.DecodeResponse) -> frames.HubFrame:
             o.session_key,
             continued=o.continued,
             receipt_key=o.receipt_key,
+            posture=_decode_posture(o.posture) if o.HasField("posture") else None,
         )
     if kind == "drain":
         return frames.Drain(message.drain.grace_ms / 1000)
+    if kind == "posture_change":
+        return frames.PostureChange(_decode_posture(message.posture_change.posture))
     if kind == "finished":
         reason = _FINISH_REASONS.get(message.finished.reason)
         if reason is None:
@@ -295,6 +317,13 @@ def decode_response(message: pb.DecodeResponse) -> frames.HubFrame:
     raise errors.ProtocolViolation(
         "the hub sent a frame of an unknown kind", hint="use the same release on hub and node"
     )
+
+
+def _decode_posture(message: pb.Posture) -> frames.Posture:
+    limits = {name: getattr(message, name) if message.HasField(name) else None for name in ("max_depth", "max_ahead")}
+    if message.fallback not in ("", "local", "wait", "fail"):
+        raise errors.ProtocolViolation(f"the hub's posture names an unknown fallback: {message.fallback!r}")
+    return frames.Posture(**(_fields(message) | {"drafters": tuple(message.drafters)} | limits))
 
 
 def _decode_verdict(v: pb.Verdict) -> frames.Verdict:

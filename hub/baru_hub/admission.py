@@ -17,6 +17,7 @@ from baru_common.errors import (
 )
 from baru_common.frames import PROTOCOL_REVISION, Limits, Open, Resume
 from baru_common.sampling import SamplingParams
+from baru_common.workloads import check_workload
 
 from .engines import EngineSpec
 from .live import Resident
@@ -26,6 +27,7 @@ from .quotas import DEFAULT_QUOTAS, Quotas, check_request, prompt_too_long
 def check_open(request: Open, spec: EngineSpec, limits: Limits, quotas: Quotas = DEFAULT_QUOTAS) -> None:
     """Raise the BaruError that says why `request` cannot be served here, if it cannot."""
     _check_fit(request, spec)
+    check_workload(request.workload)
     if not request.prompt_ids:
         raise EmptyPrompt("the prompt is empty", hint="send at least one token", details={"param": "prompt_ids"})
     most = min(limits.max_prompt_tokens, spec.context_limit - 1)

@@ -22,13 +22,20 @@ from baru_common.model_files import DEFAULT_TARGET, load, locate
 from baru_common.tls import TlsFiles
 
 from . import audit_cli, load_engine
+from .canary_cli import canary_app
 from .certs_cli import certs_app
 from .config import HubConfig, Shaping, TargetConfig, split_address
 from .engines import Engine
+from .following import CanaryMode, Follow
+from .posture_cli import posture_app
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(certs_app, name="certs")
 app.add_typer(audit_cli.app, name="audit")
+
+
+app.add_typer(posture_app, name="posture")
+app.add_typer(canary_app, name="canary")
 
 
 @app.callback()
@@ -46,7 +53,7 @@ def version() -> None:
 def serve(
     context: typer.Context,
     config: Annotated[
-        Path | None, typer.Option(help="Settings file (TOML, tables hub and target); options go before it.")
+        Path | None, typer.Option(help="Settings file (TOML, tables hub, target and posture); options go before it.")
     ] = None,
     model: Annotated[
         str, typer.Option("--target", help="Target model: a name, a Hugging Face folder, or a .gguf file.")
@@ -102,6 +109,19 @@ def serve(
         Shaping, typer.Option(help="Streams of constant size and pace, so that traffic says nothing of what is said.")
     ] = HubConfig.traffic_shape,
     shape_tick_ms: Annotated[int, typer.Option(help="Time between two of their cells.")] = HubConfig.shape_tick_ms,
+    document: Annotated[
+        Path | None,
+        typer.Option("--posture", help="Posture document: a folder as `posture apply` keeps it, or a .toml file."),
+    ] = Follow.document,
+    tier: Annotated[
+        str | None, typer.Option(help="Tier of this hub in the posture document; default: by the board's name.")
+    ] = Follow.tier,
+    model_class: Annotated[
+        str, typer.Option(help="Name of the target that the document's rules are asked for; default: its own.")
+    ] = Follow.model_class,
+    canary: Annotated[
+        CanaryMode, typer.Option(help="Drafters that were not measured, or fail: auto leaves them out, off admits all.")
+    ] = Follow.canary,
     reflection: Annotated[bool, typer.Option("--reflection", help="Serve gRPC reflection.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Say what happens as JSON lines.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
@@ -111,12 +131,14 @@ def serve(
     file, said = ConfigFile.read(config), given(context)
     target = file.settings("target", TargetConfig, said)
     hub = file.settings("hub", HubConfig, said)
+    follow = file.settings("posture", Follow, said)
+    follow.check()
     if hub.tls:
         TlsFiles.of(hub.tls, Role.HUB).load(Role.HUB)  # what is wrong is said before the target loads
     say = Say(json_output=json_output)
     with say.loading(target.name):
         runs = _simulated_engine(target.profile) if target.profile else _transformers_engine(target)
-    uvloop.run(_serve(runs, hub, say))
+    uvloop.run(_serve(runs, hub, say, follow))
 
 
 @app.command()
@@ -204,18 +226,20 @@ def _transformers_engine(config: TargetConfig) -> Engine:
     )
 
 
-async def _serve(engine: Engine, config: HubConfig, say: Say) -> None:
+async def _serve(engine: Engine, config: HubConfig, say: Say, follow: Follow) -> None:
     from .server import running_hub
 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    keeper = await follow.keeper(engine, say.event)
     async with AsyncExitStack() as stack:
-        hub = await stack.enter_async_context(running_hub(engine, config))
+        hub = await stack.enter_async_context(running_hub(engine, config, posture=keeper))
         if config.announce:
             host, port = split_address(hub.address)
             await stack.enter_async_context(announced(host, port, config.announce))
-        say.event("ready", address=hub.address, target=engine.spec.target_name, engine=engine.spec.engine)
+        spec = engine.spec
+        say.event("ready", address=hub.address, target=spec.target_name, engine=spec.engine, posture=keeper.name)
         await stop.wait()
         say.event("draining", sessions=str(hub.verifier.num_sessions))
         await hub.drain(config.drain_grace_s)

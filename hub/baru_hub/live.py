@@ -8,7 +8,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 
 from baru_common.errors import BaruError, HubTimeout, Superseded
-from baru_common.frames import Draft, Finished, FinishReason, Heartbeat, HubFrame
+from baru_common.frames import Draft, DrafterInfo, Finished, FinishReason, Heartbeat, HubFrame, Posture
 
 from .checkpoint import Visit
 from .engines import Allocation
@@ -43,6 +43,11 @@ class Resident:
         self.closed = False
         self.heard_epoch = 0
         """Last epoch whose node has said something: it knows that it has the session."""
+        self.tier = ""
+        self.drafter: DrafterInfo | None = None
+        """What the node said of itself in the last stream."""
+        self.posture: Posture | None = None
+        """What it was told that it may do."""
         self.policy = policy
         self.clock = clock
         self.wake = wake

@@ -104,7 +104,7 @@ class OwnPace:
     @property
     def probing(self) -> bool:
         """It does not pay, but it is time to look again."""
-        return self._idle >= self._probe_interval
+        return self._idle >= self._probe_interval and self.survival.ceiling > 0
 
     def learn(self, num_tried: int, num_accepted: int) -> None:
         """Learn how many of its path's ids held."""
@@ -139,6 +139,8 @@ class Pace:
     """Drafted ids past the committed length that the node is asked for."""
     asked: int = 0
     """The window that the node was told last; with 0 no draft is to come."""
+    most_ahead: int | None = None
+    """Largest window that may be asked for; None: any."""
     _probe_interval: int = _PROBE_FIRST
     _until_probe: int = _PROBE_FIRST
 
@@ -150,12 +152,12 @@ class Pace:
         """Begin anew over another link: what survives of the drafts is still known, how fast they come is not."""
         self.answers = Answers()
         self.depth = self.survival.reach
-        self.window = 2 * self.depth
+        self.window = min(2 * self.depth, self.most_ahead or 2 * self.depth)
 
     @property
     def probing(self) -> bool:
         """Drafting does not pay, but it is time to look again."""
-        return self.depth == 0 and self._until_probe <= 0 and self.max_depth > 0
+        return self.depth == 0 and self._until_probe <= 0 and self.survival.ceiling > 0
 
     @property
     def checked_depth(self) -> int:
@@ -180,7 +182,7 @@ class Pace:
             self.window = 0
             return
         overtaken = math.ceil(self.answers.mean_s / max(step_s, 1e-6) * ids_per_step)
-        self.window = min(self.checked_depth + overtaken + 1, max_ahead)
+        self.window = min(self.checked_depth + overtaken + 1, max_ahead, self.most_ahead or max_ahead)
 
     def learn(self, num_verified: int, num_accepted: int) -> None:
         """Learn from a verdict."""

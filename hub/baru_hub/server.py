@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
 import grpc
@@ -22,6 +22,7 @@ from .checkpoint import open_checkpoint
 from .config import HubConfig, split_address
 from .engines import Engine
 from .guard import Guard, policy_of
+from .posture_keeper import PostureKeeper
 from .scheduler import GoodputScheduler, Scheduler
 from .servicer import SERVICE, DraftingServicer, add_to, identified
 from .verifier import Verifier
@@ -48,12 +49,17 @@ class Hub:
 
 @asynccontextmanager
 async def running_hub(
-    engine: Engine, config: HubConfig, *, scheduler: Scheduler | None = None, identify: Identify = identified
+    engine: Engine,
+    config: HubConfig,
+    *,
+    scheduler: Scheduler | None = None,
+    identify: Identify = identified,
+    posture: PostureKeeper | None = None,
 ) -> AsyncIterator[Hub]:
     """Serve `engine` while the block runs, scheduled by goodput unless `scheduler` is given.
 
-    ConfigError when the address cannot be taken or a certificate is wrong, ClockError when the clock is, EngineFailure
-    when the target cannot take a step.
+    `posture` says what drafting may be done; None: any. ConfigError when the address cannot be taken or a certificate
+    is wrong, ClockError when the clock is, EngineFailure when the target cannot take a step.
     """
     files = TlsFiles.of(config.tls, Role.HUB) if config.tls else None
     credentials = server_credentials(files) if files else None
@@ -67,6 +73,7 @@ async def running_hub(
         scheduler = GoodputScheduler(await engine.calibrate(), config.max_prefill, config.max_patience_ms / 1000)
     async with (
         open_checkpoint(config) as checkpoint,
+        posture.watching() if posture else nullcontext(),
         Verifier(
             engine,
             scheduler,
@@ -75,6 +82,7 @@ async def running_hub(
             link=config.link,
             checkpoint=checkpoint,
             quotas=config,
+            posture=posture,
         ) as verifier,
     ):
         guard = Guard(policy_of(files, config.allow, config.allow_file), verifier, checkpoint) if files else None

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from baru_common.errors import InvalidRequest
-from baru_common.frames import Finished, FinishReason, TokenLogprobs, Usage, Verdict
+from baru_common.frames import Finished, FinishReason, Posture, TokenLogprobs, Usage, Verdict
 from baru_common.sampling import NO_ID, SamplingContext, SparseProbs
 from baru_common.tokens import StopScanner
 
@@ -151,6 +151,20 @@ class Session:
             logprobs=tuple(self._logprobs[num_known - self.first_decided :]),
         )
 
+    # -- what it may do
+
+    def obey(self, posture: Posture, own_depth: int | None, *, drafts: bool) -> None:
+        """Keep to a posture from now on: a ceiling for the node's drafts, and for the hub's own; None: none. `drafts`:
+        there is a node that would."""
+        pace = self.pace
+        self.has_drafter = drafts and posture.drafting
+        pace.survival.ceiling = _least(pace.max_depth, posture.max_depth) if posture.drafting else 0
+        pace.depth = min(pace.depth, pace.survival.ceiling)
+        pace.most_ahead = posture.max_ahead
+        pace.window = min(pace.window, posture.max_ahead or pace.window) if posture.drafting else 0
+        if self.own:
+            self.own.survival.ceiling = _least(self.own.max_depth, own_depth)
+
     # -- what it knows
 
     @property
@@ -198,11 +212,12 @@ class Session:
         most = self.room - 1
         usable = self.mailbox.usable(self.committed)
         provisional = self.mailbox.num_provisional
-        draft = tuple(usable[: min(max_draft, most, provisional or max_draft)])
+        draft = tuple(usable[: min(max_draft, most, provisional or self.pace.survival.ceiling)])
         own_depth, own_width = 0, 1
         # The hub's drafter reads what was computed before the last id.
         if self.own and len(pending) == 1 and not provisional:
-            own_depth, own_width = min(self.own.depth, most - len(draft)), self.own.width
+            own_depth = min(self.own.depth, self.own.survival.ceiling, most - len(draft))
+            own_width = self.own.width
         return Block(
             tuple(pending),
             draft,
@@ -296,6 +311,10 @@ class Session:
             seed=None if self.sampling.params.is_greedy else self.sampling.params.seed,
         )
         return Finished(reason, usage)
+
+
+def _least(most: int, limit: int | None) -> int:
+    return most if limit is None else min(most, limit)
 
 
 def _emitted_logprobs(decision: Decision, outcome: Acceptance) -> tuple[TokenLogprobs, ...]:

@@ -53,6 +53,8 @@ class Survival:
     def __init__(self, max_depth: int) -> None:
         self._positions = [_Position() for _ in range(max_depth)]
         self._reach = min(4, max_depth)
+        self.ceiling = max_depth
+        """Deepest position that may be used, whatever is known of deeper ones."""
         self._gains: list[float] | None = None
 
     @property
@@ -61,7 +63,7 @@ class Survival:
 
         A draft that is always short, and always right, says nothing of longer ones.
         """
-        return self._reach
+        return min(self._reach, self.ceiling)
 
     def observe(self, num_verified: int, num_accepted: int) -> None:
         """Learn from a verdict: positions up to the first refused one were tried."""
@@ -76,7 +78,7 @@ class Survival:
         """Return, for each position up to `reach`, the chance that it is accepted: never rising."""
         if self._gains is None:
             self._gains = self._compute_gains()
-        return self._gains
+        return self._gains[: self.ceiling]
 
     def _compute_gains(self) -> list[float]:
         gains, chance, prior = [], 1.0, _PRIOR

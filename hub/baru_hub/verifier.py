@@ -35,6 +35,7 @@ from baru_common.signatures import ANYBODY
 
 from .acceptance import Acceptance, Decision, accept
 from .admission import check_claim, check_open, goes_on, max_length
+from .bounds import keep_within, obey
 from .checkpoint import Checkpoint
 from .engines import Allocation, Engine, EngineSpec, Feed, Want
 from .grammar_trials import GrammarTrials
@@ -42,6 +43,8 @@ from .live import LiveSession, Resident
 from .mailbox import Mailbox
 from .orphans import LinkPolicy, Orphan, by_age, to_drop
 from .pace import OwnPace, Pace
+from .posture import Document
+from .posture_keeper import PostureKeeper
 from .quotas import Load, Quotas, over_own, over_total, too_old
 from .ragged_batch import SCRATCH_SLOTS
 from .scheduler import GoodputScheduler, Plan, Scheduler
@@ -69,12 +72,13 @@ class Verifier:
         link: LinkPolicy | None = None,
         checkpoint: Checkpoint | None = None,
         quotas: Quotas | None = None,
+        posture: PostureKeeper | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`scheduler`: by goodput, calibrated at the start, unless given. `max_depth`: most draft ids checked
         per session and step; 0 turns drafting off. `link`: what is made of links that break. `quotas`: what an
         identity may take, and all of them; `limits` is what nodes are told of it. `checkpoint`: what is done where
-        requests enter and leave; nothing, unless given."""
+        requests enter and leave; nothing, unless given. `posture`: what drafting may be done; None: any."""
         self._engine = engine
         self._scheduler = scheduler
         self._quotas = quotas = (quotas or Quotas(**({"max_sessions": limits.max_sessions} if limits else {}))).within(
@@ -90,6 +94,7 @@ class Verifier:
         self._clock = clock
         self._link = link or LinkPolicy()
         self._checkpoint = checkpoint or Checkpoint()
+        self._posture = posture
         self._residents: dict[str, Resident] = {}
         """By session id, the longest there first."""
         self._opening: dict[str, Load] = {}
@@ -98,6 +103,9 @@ class Verifier:
         self._draining = False
         self._stopping = False
         self._awake = asyncio.Event()
+        if posture:
+            posture.on_change = self._awake.set
+            posture.on_document = self._note_document
         self._engine_free = asyncio.Lock()
         self._loop_task: asyncio.Task[None] | None = None
 
@@ -149,6 +157,8 @@ class Verifier:
             eos_ids=spec.eos_ids,
             context_limit=spec.context_limit,
             limits=self._limits,
+            posture_version=self._posture.document.version if self._posture else 0,
+            posture_digest=self._posture.document.digest if self._posture else b"",
         )
 
     async def open(self, request: Open, identity: str = ANYBODY) -> LiveSession:
@@ -173,6 +183,9 @@ class Verifier:
                 return self._admit(request, sampling, identity)
             async with self._engine_free:  # between two steps memory may be freed
                 return self._admit(request, sampling, identity)
+
+    def _note_document(self, document: Document) -> None:
+        self._checkpoint.note("posture_changed", version=document.version, digest=document.digest.hex())
 
     def has(self, session_id: str) -> bool:
         """Whether a session of this id holds memory."""
@@ -230,6 +243,8 @@ class Verifier:
             try:
                 async with self._engine_free:
                     self._tend()
+                    if self._posture:
+                        keep_within(self._residents.values(), self._posture)
                     plan = scheduler.plan([r.state for r in self._residents.values() if r.may_step], self._clock())
                     if plan.blocks:
                         await self._step(plan, scheduler)
@@ -314,6 +329,8 @@ class Verifier:
         state, stream = resident.state, resident.stream
         verdict = state.take(block, decision)
         state.stamp(self._clock())
+        if self._posture and block.draft and verdict and verdict.num_verified and not block.provisional:
+            self._posture.observe(resident.drafter, verdict.num_verified, verdict.num_accepted)
         if verdict and stream:
             stream.send(verdict)
         if state.finish and stream:
@@ -396,7 +413,7 @@ class Verifier:
         visit = self._checkpoint.enter(state, identity, spec.fingerprint, self._clock)
         resident = Resident(visit, allocation, self._link, self._clock, self._awake.set, self._quotas.max_idle_s)
         self._residents[state.session_id] = resident
-        return self._greet(resident, len(state.committed), continued=False)
+        return self._greet(resident, request, len(state.committed), continued=False)
 
     def _find_room(self, request: Open, sampling: SamplingContext, identity: str) -> Allocation:
         """Reserve a place and memory; orphans give theirs, the oldest first. CapacityExhausted if it is not enough."""
@@ -429,14 +446,28 @@ class Verifier:
         num_known = len(request.committed)
         resident.state.come_back(num_known, resume.provisional_ids, request.drafter is not None, self._clock())
         resident.visit.resume()
-        return self._greet(resident, num_known, continued=True)
+        return self._greet(resident, request, num_known, continued=True)
 
-    def _greet(self, resident: Resident, num_known: int, *, continued: bool) -> LiveSession:
-        """Attach a stream, and queue what its node has to know: who it is, and what was decided without it."""
+    def _greet(self, resident: Resident, request: Open, num_known: int, *, continued: bool) -> LiveSession:
+        """Attach a stream, and queue what its node has to know: who it is, what it may do, and what was decided without
+        it."""
         state, live = resident.state, resident.attach()
+        resident.tier, resident.drafter = request.tier, request.drafter
+        if self._posture:
+            obey(resident, self._posture, sum(other.has_work for other in self._residents.values()))
         state.pace.asked = state.pace.window if state.has_drafter else 0
-        key, receipt_key = resident.key, self._checkpoint.receipt_key
-        live.send(Opened(state.session_id, state.epoch, num_known, state.pace.asked, key, continued, receipt_key))
+        live.send(
+            Opened(
+                state.session_id,
+                state.epoch,
+                num_known,
+                state.pace.asked,
+                resident.key,
+                continued=continued,
+                receipt_key=self._checkpoint.receipt_key,
+                posture=resident.posture,
+            )
+        )
         if verdict := state.since(num_known):
             live.send(verdict)
         if state.finish:

@@ -7,7 +7,7 @@
 
 from baru_common.drafters import load_drafter
 from baru_common.errors import BaruError
-from baru_common.frames import FinishReason, HubDescription, TokenLogprobs, Usage
+from baru_common.frames import FinishReason, HubDescription, Posture, TokenLogprobs, Usage
 from baru_common.sampling import Grammar, SamplingMode, SamplingParams
 
 from .client import LinkOptions, MicroNode
@@ -19,6 +19,7 @@ from .events import (
     Kind,
     LinkChanged,
     Piece,
+    PostureChanged,
     Provenance,
     Retracted,
     Span,
@@ -48,6 +49,8 @@ __all__ = [
     "LinkState",
     "MicroNode",
     "Piece",
+    "Posture",
+    "PostureChanged",
     "Proof",
     "Provenance",
     "Reconcile",

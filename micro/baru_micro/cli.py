@@ -20,8 +20,10 @@ from baru_common.corpus import DEFAULT_CORPUS, Corpus, corpora
 from baru_common.drafters import DRAFTERS
 from baru_common.errors import ConfigError, ReceiptInvalid
 from baru_common.sampling import SamplingParams
+from baru_common.workloads import AUTOREGRESSIVE, DEFAULT_WORKLOAD
 
 from . import receipt_file
+from .canary import CanaryReport, run_canary
 from .client import LinkOptions, MicroNode, Prompt
 from .decoding import Fallback, Reconcile
 from .doctor import Check, Doctor
@@ -45,6 +47,9 @@ _Tls = Annotated[
     typer.Option(
         "--tls", envvar="BARU_TLS", help="Folder with this machine's certificate, from `baru-hub certs issue`."
     ),
+]
+_Tier = Annotated[
+    str | None, typer.Option("--tier", help="Tier of this node in the hub's posture; default: by the board's name.")
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 _Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
@@ -111,6 +116,10 @@ def generate(
         Shaping,
         typer.Option(help="Constant size and pace, so that traffic says nothing; auto: if the hub requires it."),
     ] = Shaping.AUTO,
+    tier: _Tier = None,
+    workload: Annotated[
+        str, typer.Option(help=f"Kind of work that the answer is: {', '.join(AUTOREGRESSIVE)}.")
+    ] = DEFAULT_WORKLOAD,
     json_output: _Json = False,
     verbose: _Verbose = False,
 ) -> None:
@@ -136,7 +145,7 @@ def generate(
         ),
         settings or (),
     )
-    options = LinkOptions(fallback=fallback, reconcile=reconcile, shaping=traffic_shape)
+    options = LinkOptions(fallback=fallback, reconcile=reconcile, shaping=traffic_shape, tier=tier, workload=workload)
     finish = _run(
         _generate(_as_prompt(text, system, raw=raw), params, hub, tls, drafter, options, show=not json_output)
     )
@@ -197,7 +206,8 @@ def doctor(
 ) -> None:
     """Check the way to the hub: certificate, reach, health, versions, tokenizer, drafter, round trip."""
     configure_logs(verbose=verbose)
-    found = {address: _run(Doctor(address, drafter, tls=tls).examine()) for address in hub}
+    doctors = [Doctor(address, drafter, tls=tls) for address in hub]
+    found = {doctor.address: _run(doctor.examine()) for doctor in doctors}
     ok = all(checks[-1].ok for checks in found.values())
     if json_output:
         hubs = [
@@ -209,6 +219,8 @@ def doctor(
         for address, checks in found.items():
             typer.echo(f"hub {harmless(address)}")
             Console().print(_check_table(checks))
+    if len({doctor.document for doctor in doctors if doctor.document}) > 1:
+        typer.echo("warning: the hubs follow different posture documents", err=True)
     if not ok:
         raise typer.Exit(EXIT_ERROR)
 
@@ -228,6 +240,40 @@ def _check_table(checks: list[Check]) -> Table:
 
 
 app.command("verify-receipt")(verify_receipt)
+
+
+canary_app = typer.Typer(no_args_is_help=True, help="What the hub makes of this node's drafter.")
+app.add_typer(canary_app, name="canary")
+
+
+@canary_app.command("run")
+def canary_run(
+    hub: _Hubs = DEFAULT_HUBS,
+    tls: _Tls = None,
+    drafter: _Drafter = "suffix+causal_lm",
+    tier: _Tier = None,
+    json_output: _Json = False,
+    verbose: _Verbose = False,
+) -> None:
+    """Decode the fixed prompts, so that the hub can measure this node's drafter and admit it, or not."""
+    configure_logs(verbose=verbose)
+    report = _run(_canary(hub, tls, drafter, LinkOptions(fallback=Fallback.FAIL, tier=tier)))
+    reason = report.posture.reason if report.posture else "the hub follows no posture document"
+    counts = {"num_verified": report.num_verified, "num_accepted": report.num_accepted}
+    if json_output:
+        print_json({"standing": report.standing, "reason": reason} | counts)
+    else:
+        typer.echo(f"{drafter}: {report.standing}; {harmless(reason)}")
+        typer.echo(f"{report.num_accepted} of {report.num_verified} draft ids accepted")
+    if report.standing == "refused":
+        raise typer.Exit(EXIT_ERROR)
+
+
+async def _canary(hubs: list[str], tls: Path | None, drafter: str, options: LinkOptions) -> CanaryReport:
+    async with MicroNode.connect(hubs, drafter=drafter, options=options, tls=tls) as node:
+        return await run_canary(node)
+
+
 corpus_app = typer.Typer(no_args_is_help=True, help="Texts of this node to draft from: they never leave it.")
 app.add_typer(corpus_app, name="corpus")
 _Name = Annotated[str, typer.Option("--name", help="Which corpus; draft from it with --drafter suffix:NAME.")]

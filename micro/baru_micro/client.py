@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+from baru_common.board import detected_tier
 from baru_common.discovery import Place, resolved
-from baru_common.drafters import Drafter, TextDrafter, load_drafter
+from baru_common.drafters import Drafter, DrafterIdentity, TextDrafter, identity_of, load_drafter
 from baru_common.errors import EmptyPrompt, InvalidRequest, PromptTooLong
-from baru_common.frames import DrafterInfo, HubDescription, Open
+from baru_common.frames import DrafterInfo, HubDescription, Open, Posture
 from baru_common.identity import Identity
 from baru_common.reread import Reread
 from baru_common.sampling import SamplingContext, SamplingParams
@@ -23,6 +24,7 @@ from baru_common.sampling.guide import Guide
 from baru_common.tls import MEMBERS, Credentials, TlsFiles
 from baru_common.tokens import Message, Tokenizer
 from baru_common.trust import trust_in_kit
+from baru_common.workloads import DEFAULT_WORKLOAD, check_workload
 
 from .decoding import Fallback, Generation, Reconcile
 from .events import Event
@@ -52,6 +54,13 @@ class LinkOptions:
     """Time to look for a hub, in each outage."""
     timers: Timers = field(default_factory=Timers)
     shaping: Shaping = Shaping.AUTO
+    tier: str | None = None
+    """Tier of this node in the hub's posture document; None: as the board's name says, else "unknown"."""
+    workload: str = DEFAULT_WORKLOAD
+    """Kind of work that the output is: one of `AUTOREGRESSIVE`."""
+
+    def __post_init__(self) -> None:
+        check_workload(self.workload)
 
     def may_decode(self, drafter: Drafter | TextDrafter | None) -> bool:
         """Whether a node with this drafter decodes by itself while no hub answers."""
@@ -79,7 +88,13 @@ class MicroNode:
     """A node connected to its hubs. Made by `connect`; serves any number of generations at a time."""
 
     def __init__(
-        self, hubs: Hubs, hub: HubDescription, tokenizer: Tokenizer, drafter: Drafter | None, options: LinkOptions
+        self,
+        hubs: Hubs,
+        hub: HubDescription,
+        tokenizer: Tokenizer,
+        drafter: Drafter | None,
+        options: LinkOptions,
+        identity: DrafterIdentity,
     ) -> None:
         self.hub = hub
         """What the hub said of itself."""
@@ -96,6 +111,8 @@ class MicroNode:
         self._tls: Reread[Credentials] | None = None
         """Who this node is, and whose receipts it takes."""
         self._hubs = hubs
+        self._tier = detected_tier() if options.tier is None else options.tier
+        self._identity = identity
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="baru-drafter")
 
     @classmethod
@@ -140,7 +157,9 @@ class MicroNode:
             agreed_shape(options.shaping, description.traffic_shape)
             fetch = hubs.current.fetch_tokenizer
             tokenizer = Tokenizer(await cached_bundle(description.tokenizer_digest, fetch))
-            node = cls(hubs, description, tokenizer, await fitted(found, tokenizer), options)
+            fitting = await fitted(found, tokenizer)
+            identity = await asyncio.to_thread(identity_of, fitting)
+            node = cls(hubs, description, tokenizer, fitting, options, identity)
             node._tls = files.watched(*MEMBERS) if files else None
             stack.callback(node._executor.shutdown, wait=False, cancel_futures=True)
             hubs.watch()
@@ -157,8 +176,13 @@ class MicroNode:
         return self._hubs.current.address
 
     @property
+    def posture(self) -> Posture | None:
+        """What a hub let this node do, last; None before the first generation, or where hubs do not say."""
+        return self._hubs.posture
+
+    @property
     def fallback(self) -> Fallback:
-        """What a generation does while no hub answers."""
+        """What a generation does while no hub answers, unless the hub's posture chooses for it."""
         return self._fallback
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
@@ -213,6 +237,8 @@ class MicroNode:
                 target_fingerprint=self.hub.target_fingerprint,
                 tokenizer_digest=self.hub.tokenizer_digest,
                 drafter=self._drafter_info(),
+                tier=self._tier,
+                workload=self._options.workload,
             ),
             sampling=sampling,
             max_length=len(ids) + min(sampling.params.max_tokens or room, room),
@@ -221,6 +247,7 @@ class MicroNode:
             executor=self._executor,
             target=self.hub.target_name,
             fallback=self._fallback,
+            obeys_fallback=self._options.fallback is None,
             reconcile=reconcile or self._options.reconcile,
             timers=self._options.timers,
             **self._trust(),
@@ -254,4 +281,6 @@ class MicroNode:
         if self.drafter is None:
             return None
         vocabulary = self.drafter.vocabulary
-        return DrafterInfo(self.drafter.family, vocabulary.digest if vocabulary else b"")
+        model = self._identity
+        digest = vocabulary.digest if vocabulary else b""
+        return DrafterInfo(self.drafter.family, digest, model.model[:128], model.digest, model.engine[:128])

@@ -31,6 +31,8 @@ from baru_common.frames import (
     HubFrame,
     Open,
     Opened,
+    Posture,
+    PostureChange,
     Resume,
     Usage,
     Verdict,
@@ -39,7 +41,7 @@ from baru_common.sampling import SamplingContext
 from baru_common.signatures import ANYBODY, Trust
 
 from .chain import DraftChain
-from .events import Event, Finish, Kind, LinkChanged, Started, StepStats
+from .events import Event, Finish, Kind, LinkChanged, PostureChanged, Started, StepStats
 from .fallback import LocalDecoder
 from .link import LinkEvent, LinkState, Timers
 from .proof import Proof, Seen, prove
@@ -87,6 +89,8 @@ class Generation:
     """Runs models that block."""
     target: str
     fallback: Fallback = Fallback.WAIT
+    obeys_fallback: bool = False
+    """The hub's posture may choose another fallback."""
     reconcile: Reconcile = Reconcile.REWRITE
     timers: Timers = field(default_factory=Timers)
     trust: Trust = field(default_factory=Trust)
@@ -107,6 +111,9 @@ class Generation:
     _num_given: int = 0
     """Output ids that the hub's present session began with."""
     _window: int = 0
+    _posture: Posture | None = None
+    """What the hub lets this node do; None: it does not say."""
+    _may_be_local: bool = True
     _turn: asyncio.Event = field(default_factory=asyncio.Event)
     _may_decode: asyncio.Event = field(default_factory=asyncio.Event)
     """Cleared while a hub is being told what stands."""
@@ -189,6 +196,8 @@ class Generation:
         self._last = attached.stream.channel
         try:
             yield news
+            for event in self._obey(attached.opened.posture, attached):
+                yield event
             tasks += self._attach(attached)
             async for frame in attached.frames:
                 self._heard_s = self.clock()
@@ -234,11 +243,29 @@ class Generation:
         if isinstance(frame, Drain):
             attached.stream.channel.link.happen(LinkEvent.DRAIN)
             return [LinkChanged(LinkState.DRAINING, attached.stream.channel.address)]
+        if isinstance(frame, PostureChange):
+            return self._obey(frame.posture, attached)
         if isinstance(frame, Finished):
             return self._finish(frame, attached.opened)
         if isinstance(frame, Verdict):
             return self._decide(frame)
         raise ProtocolViolation(f"the hub sent {type(frame).__name__} out of turn")
+
+    def _obey(self, posture: Posture | None, attached: Attached) -> list[Event]:
+        """Keep to what the hub lets this node do. The caller hears of it when it changes, and when it is nothing."""
+        before, self._posture = self._posture, posture
+        if posture is None:
+            return []
+        hubs = self.reach.hubs
+        hubs.posture = posture
+        hubs.note_document(attached.stream.channel.address, posture.document_version, posture.document_digest)
+        if self.obeys_fallback and posture.fallback:
+            wanted = Fallback(posture.fallback)
+            self._may_be_local = wanted is Fallback.LOCAL
+            self.fallback = Fallback.WAIT if self._may_be_local and not self.local else wanted
+        self._turn.set()
+        is_news = posture != before if before else not posture.drafting
+        return [PostureChanged(posture)] if self.drafter and is_news else []
 
     def _decide(self, verdict: Verdict) -> list[Event]:
         if max(verdict.token_ids) >= self.sampling.vocabulary.size:
@@ -304,7 +331,7 @@ class Generation:
         HubUnavailable when the output is complete without one, and is to stand as it is.
         """
         loop = asyncio.get_running_loop()
-        while self.local and not reaching.done() and not self._is_complete():
+        while self.local and self._may_be_local and not reaching.done() and not self._is_complete():
             ids = [*self.start.prompt_ids, *self._transcript.ids]
             token = await loop.run_in_executor(self.executor, self.local.next_id, ids)
             if not self._may_decode.is_set():  # a hub is being told what stands: nothing may be added to that
@@ -375,9 +402,9 @@ class Generation:
                 await asyncio.sleep(0)  # let a verdict in before drafting further
 
     async def _next_draft(self, drafter: Drafter, propose: Callable[[list[int], int, int], Proposal]) -> Draft | None:
-        chain = self._chain
+        chain, window = self._chain, self._allowed_window
         # The hub emits one id in any case, so the last position is never worth a draft.
-        room = min(self._window - chain.ahead, self.max_length - 1 - len(chain.ids))
+        room = min(window - chain.ahead, self.max_length - 1 - len(chain.ids))
         proposed = Proposal()
         if room > 0:
             version = chain.version
@@ -391,9 +418,17 @@ class Generation:
             if chain.version != version:  # a verdict came meanwhile and made it void
                 self._turn.set()
                 return None
-        if not proposed.ids and not (chain.wants_answer and self._window):
+        if not proposed.ids and not (chain.wants_answer and window):
             return None  # nothing to say, or nobody waits for it
         return chain.extend(proposed.ids, proposed.draft_probs)
+
+    @property
+    def _allowed_window(self) -> int:
+        """Drafted ids past the committed ones that the hub wants, as far as its posture goes."""
+        posture = self._posture
+        if posture is None:
+            return self._window
+        return min(self._window, posture.max_ahead or self._window) if posture.drafting else 0
 
     def _check(self, drafter: Drafter, proposal: Proposal, max_tokens: int) -> None:
         """InvalidDraft for what no hub would take: it is the drafter's fault, and said here."""

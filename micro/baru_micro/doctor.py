@@ -41,6 +41,8 @@ class Doctor:
     drafter: str
     timeout_s: float = 5.0
     tls: Path | None = None
+    document: str = ""
+    """The posture document that the hub follows, once that was asked."""
 
     async def examine(self) -> list[Check]:
         """Return the checks that were made, in order; the last one may have failed."""
@@ -58,6 +60,7 @@ class Doctor:
             ("versions", self._versions),
             ("tokenizer", self._tokenizer),
             ("drafter", self._drafter),
+            ("posture", self._posture),
             ("round trip", self._round_trip),
         )
         try:
@@ -92,6 +95,11 @@ class Doctor:
     async def _drafter(self, channel: HubChannel) -> str:  # noqa: ARG002
         await fitted(load_drafter(self.drafter), self._loaded)
         return self.drafter
+
+    async def _posture(self, channel: HubChannel) -> str:  # noqa: ARG002
+        version, digest = self._hub.posture_version, self._hub.posture_digest
+        self.document = f"version {version}, digest {digest.hex()[:12]}" if digest else "none"
+        return self.document
 
     async def _round_trip(self, channel: HubChannel) -> str:
         samples_ms = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from baru_common.frames import FinishReason, TokenLogprobs, Usage
+from baru_common.frames import FinishReason, Posture, TokenLogprobs, Usage
 
 from .link import LinkState
 from .proof import Proof
@@ -49,6 +49,13 @@ class LinkChanged:
     """Address."""
     reason: str = ""
     """Why, where that is known."""
+
+
+@dataclass(frozen=True)
+class PostureChanged:
+    """The hub lets this node draft otherwise than before, or not at all from the start. The output is the same."""
+
+    posture: Posture
 
 
 @dataclass(frozen=True)
@@ -169,4 +176,4 @@ class Finish:
         return len(self.ids) / self.elapsed_s if self.elapsed_s else 0.0
 
 
-Event = Started | LinkChanged | Step | Confirmed | Retracted | Finish
+Event = Started | LinkChanged | PostureChanged | Step | Confirmed | Retracted | Finish

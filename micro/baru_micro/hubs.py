@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 
 from baru_common.errors import BaruError, ConfigError, HubUnavailable
-from baru_common.frames import HubDescription
+from baru_common.frames import HubDescription, Posture
 
 from .known_hubs import recall, remember
 from .link import LinkEvent, LinkState
@@ -18,6 +19,7 @@ from .transport import HubChannel
 _LAST = (LinkState.DOWN, LinkState.DRAINING)
 _CHECK_S = 1.0
 """Time between two health checks of a hub that nothing else is heard from."""
+_log = logging.getLogger(__name__)
 
 
 class FailBack(Enum):
@@ -35,7 +37,12 @@ class Hubs:
 
     channels: Sequence[HubChannel]
     fail_back: FailBack = FailBack.NEXT
+    posture: Posture | None = None
+    """What a hub let this node do, last."""
     _current: HubChannel | None = None
+    _documents: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    """Version and digest of the posture document that each hub follows, by address."""
+    _differing: frozenset[bytes] = frozenset()
     _watchers: list[asyncio.Task[None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -73,9 +80,19 @@ class Hubs:
                 error = caught
             else:
                 self.answered(channel)
+                self.note_document(channel.address, description.posture_version, description.posture_digest)
                 remember(channel.address, description)
                 return description
         raise error or HubUnavailable("no hub is named")
+
+    def note_document(self, address: str, version: int, digest: bytes) -> None:
+        """Note which posture document a hub follows; a warning where the hubs of one node follow different ones."""
+        self._documents[address] = version, digest
+        digests = frozenset(digest for _, digest in self._documents.values())
+        if len(digests) > 1 and digests != self._differing:
+            each = ", ".join(f"{a} version {v} ({d.hex()[:12] or 'none'})" for a, (v, d) in self._documents.items())
+            _log.warning("the hubs follow different posture documents: %s", each)
+        self._differing = digests
 
     def recall(self) -> HubDescription | None:
         """Return what the first hub of which that is known said of itself when it was last heard."""
@@ -83,7 +100,21 @@ class Hubs:
 
     def watch(self) -> None:
         """Begin to check, now and again, on hubs that no session hears from."""
-        self._watchers = [asyncio.create_task(_watch(channel)) for channel in self.channels]
+        self._watchers = [asyncio.create_task(self._watch(channel)) for channel in self.channels]
+
+    async def _watch(self, channel: HubChannel) -> None:
+        while True:
+            await asyncio.sleep(_CHECK_S)
+            if channel.streams:
+                continue  # its streams hear of it sooner
+            with suppress(BaruError):
+                if channel.link.state is LinkState.DOWN:
+                    channel.link.happen(LinkEvent.ATTEMPT)
+                if await channel.health() != "SERVING":
+                    channel.link.happen(LinkEvent.DRAIN)
+                elif len(self.channels) > 1:
+                    hub = await channel.describe()
+                    self.note_document(channel.address, hub.posture_version, hub.posture_digest)
 
     async def close(self) -> None:
         """Close every channel."""
@@ -92,15 +123,3 @@ class Hubs:
         await asyncio.gather(*self._watchers, return_exceptions=True)
         for channel in self.channels:
             await channel.close()
-
-
-async def _watch(channel: HubChannel) -> None:
-    while True:
-        await asyncio.sleep(_CHECK_S)
-        if channel.streams:
-            continue  # its streams hear of it sooner
-        with suppress(BaruError):
-            if channel.link.state is LinkState.DOWN:
-                channel.link.happen(LinkEvent.ATTEMPT)
-            if await channel.health() != "SERVING":
-                channel.link.happen(LinkEvent.DRAIN)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from baru_common.cli_support import harmless
 
-from .events import Confirmed, Event, Finish, Kind, LinkChanged, Piece, Provenance, Retracted, Step
+from .events import Confirmed, Event, Finish, Kind, LinkChanged, Piece, PostureChanged, Provenance, Retracted, Step
 from .link import LinkState
 
 _STYLES = {
@@ -54,6 +54,9 @@ class Reader:
                 self._out.print(Text(f" [withdrawn: {harmless(event.text)}] ", "strike dim"), end="")
         elif isinstance(event, LinkChanged):
             self._err.print(Text(f"[{_LINK[event.state]}: {harmless(event.reason or event.hub)}]", "dim"))
+        elif isinstance(event, PostureChanged):
+            said = "drafting is on" if event.posture.drafting else "the hub wants no drafts"
+            self._err.print(Text(f"[{said}: {harmless(event.posture.reason)}]", "dim"))
         elif isinstance(event, Finish):
             self._finish(event)
 

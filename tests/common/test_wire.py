@@ -41,6 +41,8 @@ from baru_common.frames import (
     Limits,
     Open,
     Opened,
+    Posture,
+    PostureChange,
     Resume,
     TokenLogprobs,
     Usage,
@@ -122,14 +124,52 @@ def drafts(draw: st.DrawFn) -> Draft:
 
 
 token_logprobs = st.builds(TokenLogprobs, float32, st.lists(st.tuples(uint32, float32), max_size=20).map(tuple))
-drafters = st.builds(DrafterInfo, st.text("abcdefgh_", min_size=1, max_size=64), st.just(b"") | digests)
+no_digest = st.just(b"")
+drafters = st.builds(
+    DrafterInfo,
+    st.text("abcdefgh_", min_size=1, max_size=64),
+    no_digest | digests,
+    st.text(max_size=128),
+    no_digest | digests,
+    st.text(max_size=128),
+)
+postures = st.builds(
+    Posture,
+    drafting=st.booleans(),
+    max_depth=st.none() | uint32,
+    max_ahead=st.none() | uint32,
+    drafters=st.lists(texts, max_size=4).map(tuple),
+    fallback=st.sampled_from(["", "local", "wait", "fail"]),
+    reason=texts,
+    rule=texts,
+    document_version=uint32,
+    document_digest=digests,
+    probation=st.booleans(),
+)
+posture_changes = st.builds(PostureChange, postures)
 heartbeats = st.builds(Heartbeat, uint32, uint64)
 resumes = st.builds(Resume, st.text(max_size=64), st.binary(max_size=32), uint32, ids, ids)
 opens = st.builds(
-    Open, ids, sampling_params(), digests, digests, st.none() | drafters, st.none() | resumes, protocol_revision=uint32
+    Open,
+    ids,
+    sampling_params(),
+    digests,
+    digests,
+    st.none() | drafters,
+    st.none() | resumes,
+    st.text(max_size=64),
+    st.text(max_size=64),
+    protocol_revision=uint32,
 )
 openeds = st.builds(
-    Opened, st.text(max_size=64), uint32, uint32, uint32, st.binary(max_size=32), continued=st.booleans()
+    Opened,
+    st.text(max_size=64),
+    uint32,
+    uint32,
+    uint32,
+    st.binary(max_size=32),
+    continued=st.booleans(),
+    posture=st.none() | postures,
 )
 drains = st.builds(Drain, st.integers(0, (1 << 32) - 1).map(lambda ms: ms / 1000))
 usages = st.builds(Usage, *[uint32] * 9, seed=st.none() | uint64)

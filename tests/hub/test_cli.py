@@ -22,7 +22,9 @@ from baru.drafting.v1 import drafting_pb2_grpc
 from baru_common import __version__, discovery, wire
 from baru_common.frames import Open
 from baru_common.sampling import SamplingParams
+from baru_hub.posture_store import PostureStore, shipped
 from baru_micro import MicroNode, Step
+from support.documents import document
 from support.hubs import generate
 from support.tiny import plain_greedy, save, tiny_target
 
@@ -121,17 +123,23 @@ async def test_a_hub_does_not_wait_for_nodes_that_are_gone(tmp_path: Path) -> No
 
 
 async def test_a_settings_file_is_followed_and_options_go_before_it(tmp_path: Path) -> None:
-    """The target comes from the file; so does the limit, but not the address."""
+    """The target comes from the file, so do the limit and the posture, but not the address. Another posture is taken
+    over while the hub runs."""
     file = tmp_path / "kit.toml"
     model = save(_TARGET, tmp_path / "tiny")
     file.write_text(
         f'[target]\nmodel = "{model}"\ndtype = "float32"\n[hub]\nlisten = "127.0.0.1:1"\nmax_draft_ahead = 33\n'
+        f'[posture]\ndocument = "{tmp_path}"\ntier = "hub"\ncanary = "strict"\n'
     )
     process = await start("serve", "--config", str(file), "--listen", "127.0.0.1:0", "--json")
     try:
         assert await event(process) == {"event": "loading", "target": str(model)}
         async with MicroNode.connect((await event(process))["address"], drafter=None) as node:
             assert (node.hub.target_name, node.hub.limits.max_draft_ahead) == ("tiny", 33)
+            assert node.hub.posture_digest == shipped().digest
+            PostureStore(tmp_path).apply(document(2))
+            while (await node._hubs.describe()).posture_version != 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
     finally:
         process.kill()
         await process.wait()
@@ -141,6 +149,7 @@ async def test_a_settings_file_is_followed_and_options_go_before_it(tmp_path: Pa
     ("arguments", "words"),
     [
         (("--config", "/no/kit.toml"), ("/no/kit.toml cannot be read",)),
+        (("--posture", "/no/such.toml"), ("/no/such.toml cannot be read",)),
         (("--target", "/no/such/model"), ("there is no model at /no/such/model", ".gguf")),
         (("--target", "/no/[/red]such"), ("there is no model at /no/[/red]such", ".gguf")),
         (("--target", __file__), ("is not a .gguf file", "safetensors")),

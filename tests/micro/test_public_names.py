@@ -22,6 +22,8 @@ _NAMES = [
     "LinkState",
     "MicroNode",
     "Piece",
+    "Posture",
+    "PostureChanged",
     "Proof",
     "Provenance",
     "Reconcile",

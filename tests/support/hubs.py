@@ -11,6 +11,7 @@ from baru_common.model_files import LoadedModel
 from baru_common.sampling import SamplingParams
 from baru_hub.config import HubConfig
 from baru_hub.engines import Engine
+from baru_hub.posture_keeper import PostureKeeper
 from baru_hub.scheduler import Scheduler
 from baru_hub.server import Hub, running_hub
 from baru_micro import Finish, MicroNode, Step
@@ -37,6 +38,7 @@ async def hub_of(
     target: LoadedModel | Engine,
     *,
     scheduler: Scheduler | None = None,
+    posture: PostureKeeper | None = None,
     kv_cache_mb: int = KV_CACHE_MB,
     **settings: object,
 ) -> AsyncIterator[Hub]:
@@ -45,7 +47,8 @@ async def hub_of(
     engine = _engine_of(target, kv_cache_mb) if isinstance(target, LoadedModel) else target
     scheduler = scheduler or Lockstep()
     try:
-        async with running_hub(engine, replace(LOOPBACK, **settings), scheduler=scheduler) as hub:  # type: ignore[arg-type]
+        config = replace(LOOPBACK, **settings)  # type: ignore[arg-type]
+        async with running_hub(engine, config, scheduler=scheduler, posture=posture) as hub:
             yield hub
     finally:
         await engine.close()

@@ -3,6 +3,7 @@
 from .base import DRAFTERS, Drafter, DraftStream, Proposal, TextDrafter, load_drafter
 from .cascade import CascadeDrafter
 from .guided import GuidedStream, started
+from .identity import DrafterIdentity, identity_of
 from .ngram import NgramDrafter
 
 __all__ = [
@@ -10,10 +11,12 @@ __all__ = [
     "CascadeDrafter",
     "DraftStream",
     "Drafter",
+    "DrafterIdentity",
     "GuidedStream",
     "NgramDrafter",
     "Proposal",
     "TextDrafter",
+    "identity_of",
     "load_drafter",
     "started",
 ]

@@ -16,6 +16,7 @@ from baru_common.sampling.sampler import Sampler, within
 from baru_common.tokens import Vocabulary
 
 from .base import Proposal
+from .identity import DrafterIdentity
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,10 @@ class CausalLmDrafter:
     @property
     def vocabulary(self) -> Vocabulary:
         return self.loaded.vocabulary
+
+    def identify(self) -> DrafterIdentity:
+        """See `HasModel`."""
+        return DrafterIdentity(self.loaded.files.name, self.loaded.fingerprint, self.loaded.runtime)
 
     def decoder(self, sampling: SamplingContext) -> CausalLmStream:
         """Begin a text of the model's own: ids are never withheld for being unsure."""

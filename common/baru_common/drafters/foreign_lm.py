@@ -16,6 +16,7 @@ from baru_common.tokens import Tokenizer
 
 from .base import DraftStream, Proposal
 from .causal_lm import CausalLmDrafter
+from .identity import DrafterIdentity
 from .retokenised import OpenText, RetokenisedContext, Retokeniser
 
 _MOST_OWN = 4
@@ -51,6 +52,10 @@ class BoundForeignLmDrafter:
     vocabulary = None
     tokens_per_call = 4
     blocking = True
+
+    def identify(self) -> DrafterIdentity:
+        """See `HasModel`."""
+        return self.drafter.identify()
 
     def start(self, sampling: SamplingContext | None = None) -> ForeignLmStream:
         """See `Drafter.start`."""

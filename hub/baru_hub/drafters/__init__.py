@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from baru_common.errors import ConfigError
+from baru_common.fingerprint import fingerprint
 from baru_common.model_files import LoadedModel
 from baru_hub.kv_cache import KvShape
 
 from .base import DraftAsk, HubDrafter, States, TargetParts
-from .checkpoint import extra_tensors
+from .checkpoint import extra_tensors, folder_digest
 from .dflash import DFlash, DFlashDrafter
 from .eagle3 import Eagle3
 from .early_exit import EarlyExitDrafter
@@ -19,7 +20,7 @@ from .recurrent import RecurrentDrafter
 
 DRAFTERS = ("early_exit:LAYERS", "eagle3:PATH", "mtp", "dflash:PATH")
 
-__all__ = ["DRAFTERS", "DraftAsk", "HubDrafter", "States", "TargetParts", "hub_drafter"]
+__all__ = ["DRAFTERS", "DraftAsk", "HubDrafter", "States", "TargetParts", "drafter_digest", "hub_drafter"]
 
 Maker = Callable[[TargetParts], HubDrafter]
 
@@ -51,3 +52,12 @@ def hub_drafter(spec: str, target: LoadedModel) -> tuple[Maker, Head | None]:
         eagle = Eagle3.load(argument, target)
         return (lambda parts: RecurrentDrafter(eagle, "eagle3", eagle.taps, parts)), eagle
     raise ConfigError(f"there is no hub drafter {spec!r}", hint=f"use one of: {', '.join(DRAFTERS)}")
+
+
+def drafter_digest(spec: str, target: LoadedModel) -> bytes:
+    """Return 32 bytes over what makes the drafter that `spec` names: its weights and configuration, or the target's
+    and how it is cut from them. Where a head lies does not matter."""
+    name, _, argument = spec.partition(":")
+    is_folder = name in ("eagle3", "dflash")
+    weights = folder_digest(argument) if is_folder else target.fingerprint.hex()
+    return fingerprint({"family": name, "argument": "" if is_folder else argument, "weights": weights})

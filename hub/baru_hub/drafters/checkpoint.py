@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from baru_common.errors import ModelFileError
+from baru_common.fingerprint import files_digest
 from baru_common.model_checks import read_json, refuse_code, require_inside
 from baru_common.model_files import ModelFiles
 
@@ -27,9 +28,7 @@ _MTP_NAME = re.compile(r"^mtp\.|^model\.mtp_layers\.|^model\.layers\.(\d+)\.")
 
 def read_folder(path: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Return configuration and tensors of the head in a folder; ModelFileError says what is wrong with it."""
-    folder = Path(path).expanduser()
-    config = folder / "config.json"
-    weights = next((folder / name for name in _FILES if (folder / name).is_file()), None)
+    folder, config, weights = _files(path)
     if not config.is_file() or weights is None:
         missing = "config.json" if not config.is_file() else " or ".join(_FILES)
         raise ModelFileError(f"{folder} holds no draft head: {missing} is missing")
@@ -47,6 +46,19 @@ def read_folder(path: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     if not isinstance(raw, dict) or not isinstance(tensors, dict):
         raise ModelFileError(f"{folder} holds no draft head: its files are of another kind")
     return raw, tensors
+
+
+def folder_digest(path: str) -> str:
+    """SHA-256 over configuration and weights of a head that can be read, hex."""
+    _, config, weights = _files(path)
+    return files_digest(file for file in (config, weights) if file)
+
+
+def _files(path: str) -> tuple[Path, Path, Path | None]:
+    """Return the folder of a head, its configuration, and its weights if they are there."""
+    folder = Path(path).expanduser()
+    weights = next((folder / name for name in _FILES if (folder / name).is_file()), None)
+    return folder, folder / "config.json", weights
 
 
 def fill(module: nn.Module, tensors: Mapping[str, torch.Tensor], what: str) -> None:

@@ -30,6 +30,12 @@ class EngineSpec:
     """Family of the engine's own drafter; None: it has none."""
     capacity: int | None = None
     """Most ids that all sequences together may hold; None: no end."""
+    drafter_model: str = ""
+    """Its name, for people."""
+    drafter_digest: bytes = b""
+    """32 bytes over what makes it: weights and configuration, or how it is cut from the target."""
+    runtime: str = ""
+    """What runs target and drafter: versions, numeric type, device."""
     samples: bool = True
     """It serves every `SamplingParams`; False: only plain greedy ones, as a script has no logits."""
 

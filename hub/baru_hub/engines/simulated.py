@@ -18,7 +18,7 @@ import tokenizers
 import tomli
 from tokenizers import decoders, models, pre_tokenizers
 
-from baru_common import scripted
+from baru_common import __version__, scripted
 from baru_common.errors import BaruError, ConfigError, EngineFailure
 from baru_common.fingerprint import fingerprint
 from baru_common.sampling import SamplingContext
@@ -84,6 +84,7 @@ class SimulatedEngine:
             eos_ids=(scripted.EOS_ID,),
             context_limit=CONTEXT_LIMIT,
             samples=False,
+            runtime=f"baru {__version__}",
         )
 
     @property

@@ -21,7 +21,7 @@ from baru_common.sampling.sampler import Sampler, lowest_argmax, within
 from baru_hub.acceptance import Decision, standing
 from baru_hub.cost_model import CostModel, StepShape
 from baru_hub.deciding import decide
-from baru_hub.drafters import DraftAsk, HubDrafter, States, TargetParts, hub_drafter
+from baru_hub.drafters import DraftAsk, HubDrafter, States, TargetParts, drafter_digest, hub_drafter
 from baru_hub.guesses import Guesses
 from baru_hub.kv_cache import ATTENTION, AttentionPlan, KvShape, PagedCache
 from baru_hub.numerics import row_floor
@@ -109,6 +109,9 @@ class TransformersEngine:
             context_limit=loaded.context_limit,
             drafter=None if self._drafter is None else self._drafter.family,
             capacity=num_pages * PAGE_SIZE,
+            drafter_model=drafter.rpartition("/")[2] if drafter else "",
+            drafter_digest=drafter_digest(drafter, loaded) if drafter else b"",
+            runtime=loaded.runtime,
         )
         _log.info("%d pages of %d ids; rows are computed alike from %d rows on", num_pages, PAGE_SIZE, self._row_floor)
 

@@ -206,6 +206,8 @@ class DescribeResponse(_message.Message):
     EOS_IDS_FIELD_NUMBER: _builtins.int
     CONTEXT_LIMIT_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
+    POSTURE_VERSION_FIELD_NUMBER: _builtins.int
+    POSTURE_DIGEST_FIELD_NUMBER: _builtins.int
     TRAFFIC_SHAPE_FIELD_NUMBER: _builtins.int
     protocol_revision: _builtins.int
     """Revision of this contract that the hub speaks; 1 or more."""
@@ -225,6 +227,10 @@ class DescribeResponse(_message.Message):
     """Number of ids with a meaning; valid ids are 0 .. vocabulary_size - 1. Padding of the embedding is not counted."""
     context_limit: _builtins.int
     """Most ids a session may hold, prompt and output together."""
+    posture_version: _builtins.int
+    """Version of the posture document that the hub follows; 0: none."""
+    posture_digest: _builtins.bytes
+    """SHA-256 (32 bytes) of its content. Hubs of one kit follow the same one."""
     @_builtins.property
     def eos_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids that end a generation unless the request says ignore_eos."""
@@ -251,11 +257,13 @@ class DescribeResponse(_message.Message):
         eos_ids: _abc.Iterable[_builtins.int] | None = ...,
         context_limit: _builtins.int = ...,
         limits: Global___Limits | None = ...,
+        posture_version: _builtins.int = ...,
+        posture_digest: _builtins.bytes = ...,
         traffic_shape: Global___TrafficShape | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "traffic_shape", b"traffic_shape"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_limit", b"context_limit", "engine", b"engine", "eos_ids", b"eos_ids", "hub_version", b"hub_version", "limits", b"limits", "protocol_revision", b"protocol_revision", "target_fingerprint", b"target_fingerprint", "target_name", b"target_name", "tokenizer_digest", b"tokenizer_digest", "traffic_shape", b"traffic_shape", "vocabulary_digest", b"vocabulary_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_limit", b"context_limit", "engine", b"engine", "eos_ids", b"eos_ids", "hub_version", b"hub_version", "limits", b"limits", "posture_digest", b"posture_digest", "posture_version", b"posture_version", "protocol_revision", b"protocol_revision", "target_fingerprint", b"target_fingerprint", "target_name", b"target_name", "tokenizer_digest", b"tokenizer_digest", "traffic_shape", b"traffic_shape", "vocabulary_digest", b"vocabulary_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -398,6 +406,7 @@ class DecodeResponse(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
+    POSTURE_CHANGE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def opened(self) -> Global___Opened:
         """The session is admitted."""
@@ -418,6 +427,10 @@ class DecodeResponse(_message.Message):
     def drain(self) -> Global___Drain:
         """The hub is going down."""
 
+    @_builtins.property
+    def posture_change(self) -> Global___PostureChange:
+        """Replaces the posture from Opened."""
+
     def __init__(
         self,
         *,
@@ -426,12 +439,13 @@ class DecodeResponse(_message.Message):
         heartbeat: Global___Heartbeat | None = ...,
         finished: Global___Finished | None = ...,
         drain: Global___Drain | None = ...,
+        posture_change: Global___PostureChange | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "finished", b"finished", "frame", b"frame", "heartbeat", b"heartbeat", "opened", b"opened", "verdict", b"verdict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "finished", b"finished", "frame", b"frame", "heartbeat", b"heartbeat", "opened", b"opened", "posture_change", b"posture_change", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "finished", b"finished", "frame", b"frame", "heartbeat", b"heartbeat", "opened", b"opened", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "finished", b"finished", "frame", b"frame", "heartbeat", b"heartbeat", "opened", b"opened", "posture_change", b"posture_change", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["opened", "verdict", "heartbeat", "finished", "drain"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["opened", "verdict", "heartbeat", "finished", "drain", "posture_change"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -450,12 +464,20 @@ class Open(_message.Message):
     PARAMS_FIELD_NUMBER: _builtins.int
     DRAFTER_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
+    WORKLOAD_FIELD_NUMBER: _builtins.int
     protocol_revision: _builtins.int
     """Revision that the node speaks; must equal the hub's."""
     target_fingerprint: _builtins.bytes
     """Fingerprint from DescribeResponse (32 bytes); FAILED_PRECONDITION when the hub's differs."""
     tokenizer_digest: _builtins.bytes
     """Digest of the tokenizer that made the ids (32 bytes); FAILED_PRECONDITION when the hub's differs."""
+    tier: _builtins.str
+    """Tier of the node, e.g. "micro"; at most 64 characters. Empty, or not in the hub's posture document: "unknown"."""
+    workload: _builtins.str
+    """Kind of work that the output is, at most 64 characters; empty: "text". INVALID_ARGUMENT for a kind that has no next
+    token to propose, such as "fft", and for one that is not known.
+    """
     @_builtins.property
     def prompt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt ids, 1 to context_limit - 1 of them, each below vocabulary_size."""
@@ -482,10 +504,12 @@ class Open(_message.Message):
         params: Global___SamplingParams | None = ...,
         drafter: Global___DrafterInfo | None = ...,
         resume: Global___Resume | None = ...,
+        tier: _builtins.str = ...,
+        workload: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "params", b"params", "resume", b"resume"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "params", b"params", "prompt_ids", b"prompt_ids", "protocol_revision", b"protocol_revision", "resume", b"resume", "target_fingerprint", b"target_fingerprint", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "params", b"params", "prompt_ids", b"prompt_ids", "protocol_revision", b"protocol_revision", "resume", b"resume", "target_fingerprint", b"target_fingerprint", "tier", b"tier", "tokenizer_digest", b"tokenizer_digest", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -545,21 +569,33 @@ class DrafterInfo(_message.Message):
 
     FAMILY_FIELD_NUMBER: _builtins.int
     VOCABULARY_DIGEST_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
     family: _builtins.str
     """Family, e.g. "ngram" or "causal_lm"; 1 to 64 characters."""
     vocabulary_digest: _builtins.bytes
     """SHA-256 (32 bytes) of the id -> bytes map the drafter was built for, empty when it has none of its
     own; FAILED_PRECONDITION when it differs from the hub's.
     """
+    model: _builtins.str
+    """Name of its model, for people; at most 128 characters."""
+    digest: _builtins.bytes
+    """SHA-256 (32 bytes) over its weights and configuration; empty when it has none."""
+    engine: _builtins.str
+    """What runs it, with versions, numeric type and device; at most 128 characters. Empty when it has no weights."""
     def __init__(
         self,
         *,
         family: _builtins.str = ...,
         vocabulary_digest: _builtins.bytes = ...,
+        model: _builtins.str = ...,
+        digest: _builtins.bytes = ...,
+        engine: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["family", b"family", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "engine", b"engine", "family", b"family", "model", b"model", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -896,6 +932,7 @@ class Opened(_message.Message):
     SESSION_KEY_FIELD_NUMBER: _builtins.int
     CONTINUED_FIELD_NUMBER: _builtins.int
     RECEIPT_KEY_FIELD_NUMBER: _builtins.int
+    POSTURE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """Names the session in logs; 16 to 64 characters, unguessable."""
     epoch: _builtins.int
@@ -910,6 +947,10 @@ class Opened(_message.Message):
     """The hub still had the session that was to be resumed."""
     receipt_key: _builtins.bytes
     """Public key (Ed25519, 32 bytes) that signs the receipt in Finished; empty: this hub gives none."""
+    @_builtins.property
+    def posture(self) -> Global___Posture:
+        """What the node may do; absent when the hub follows no posture document."""
+
     def __init__(
         self,
         *,
@@ -920,14 +961,108 @@ class Opened(_message.Message):
         session_key: _builtins.bytes = ...,
         continued: _builtins.bool = ...,
         receipt_key: _builtins.bytes = ...,
+        posture: Global___Posture | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["posture", b"posture"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["continued", b"continued", "epoch", b"epoch", "max_draft_ahead", b"max_draft_ahead", "num_committed", b"num_committed", "receipt_key", b"receipt_key", "session_id", b"session_id", "session_key", b"session_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continued", b"continued", "epoch", b"epoch", "max_draft_ahead", b"max_draft_ahead", "num_committed", b"num_committed", "posture", b"posture", "receipt_key", b"receipt_key", "session_id", b"session_id", "session_key", b"session_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Opened: _TypeAlias = Opened  # noqa: Y015
+
+@_typing.final
+class Posture(_message.Message):
+    """Posture is what a hub's posture document lets one node do: a ceiling, never a floor. The hub keeps to it by itself,
+    too.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRAFTING_FIELD_NUMBER: _builtins.int
+    MAX_DEPTH_FIELD_NUMBER: _builtins.int
+    MAX_AHEAD_FIELD_NUMBER: _builtins.int
+    DRAFTERS_FIELD_NUMBER: _builtins.int
+    FALLBACK_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
+    DOCUMENT_VERSION_FIELD_NUMBER: _builtins.int
+    DOCUMENT_DIGEST_FIELD_NUMBER: _builtins.int
+    PROBATION_FIELD_NUMBER: _builtins.int
+    drafting: _builtins.bool
+    """The node may draft."""
+    max_depth: _builtins.int
+    """Most draft ids that the hub checks in one step; absent: no limit of the document's."""
+    max_ahead: _builtins.int
+    """Most drafted ids past the committed length; absent: no limit of the document's."""
+    fallback: _builtins.str
+    """What to do while no hub answers, unless the node was told otherwise: "local", "wait" or "fail"; empty: its choice."""
+    reason: _builtins.str
+    """Why, for people."""
+    rule: _builtins.str
+    """Name of the rule that decided."""
+    document_version: _builtins.int
+    """Version of the document."""
+    document_digest: _builtins.bytes
+    """SHA-256 (32 bytes) of its content."""
+    probation: _builtins.bool
+    """Its drafter's acceptance is still being measured; until then it drafts little at a time."""
+    @_builtins.property
+    def drafters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Families of drafters that may be used, the preferred one first; "*" stands for any run of characters."""
+
+    def __init__(
+        self,
+        *,
+        drafting: _builtins.bool = ...,
+        max_depth: _builtins.int | None = ...,
+        max_ahead: _builtins.int | None = ...,
+        drafters: _abc.Iterable[_builtins.str] | None = ...,
+        fallback: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        rule: _builtins.str = ...,
+        document_version: _builtins.int = ...,
+        document_digest: _builtins.bytes = ...,
+        probation: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_ahead", b"_max_ahead", "_max_depth", b"_max_depth", "max_ahead", b"max_ahead", "max_depth", b"max_depth"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_ahead", b"_max_ahead", "_max_depth", b"_max_depth", "document_digest", b"document_digest", "document_version", b"document_version", "drafters", b"drafters", "drafting", b"drafting", "fallback", b"fallback", "max_ahead", b"max_ahead", "max_depth", b"max_depth", "probation", b"probation", "reason", b"reason", "rule", b"rule"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_ahead: _TypeAlias = _typing.Literal["max_ahead"]  # noqa: Y015
+    _WhichOneofArgType__max_ahead: _TypeAlias = _typing.Literal["_max_ahead", b"_max_ahead"]  # noqa: Y015
+    _WhichOneofReturnType__max_depth: _TypeAlias = _typing.Literal["max_depth"]  # noqa: Y015
+    _WhichOneofArgType__max_depth: _TypeAlias = _typing.Literal["_max_depth", b"_max_depth"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_ahead) -> _WhichOneofReturnType__max_ahead | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_depth) -> _WhichOneofReturnType__max_depth | None: ...
+
+Global___Posture: _TypeAlias = Posture  # noqa: Y015
+
+@_typing.final
+class PostureChange(_message.Message):
+    """PostureChange hands out another posture, which holds from now on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSTURE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def posture(self) -> Global___Posture:
+        """All of it."""
+
+    def __init__(
+        self,
+        *,
+        posture: Global___Posture | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["posture", b"posture"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["posture", b"posture"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PostureChange: _TypeAlias = PostureChange  # noqa: Y015
 
 @_typing.final
 class Drain(_message.Message):
