@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 from dataclasses import dataclass
 
+from baru_common.addresses import is_loopback
+from baru_common.addresses import split_address as split_address
 from baru_common.channel_options import MAX_MESSAGE_BYTES
 from baru_common.errors import ConfigError
+from baru_common.logs import LogFormat
 from baru_common.model_files import DEFAULT_TARGET
+from baru_common.telemetry import TelemetryConfig
 
 from .orphans import LinkPolicy
 
@@ -99,16 +102,25 @@ class HubConfig:
     """Identity to announce on the local network by mDNS; none: do not."""
     reflection: bool = False
     """Serve gRPC reflection, for debugging."""
+    metrics: str = TelemetryConfig.metrics
+    """HOST:PORT to be scraped at by Prometheus; empty: nowhere. See `TelemetryConfig`."""
+    metrics_tls: tuple[str, str, str] = TelemetryConfig.tls
+    """Files for scraping past loopback: certificate, key, client CA."""
+    otlp: str = TelemetryConfig.otlp
+    """URL that metrics and traces are pushed to; empty: the environment's, if any."""
+    log_format: LogFormat = LogFormat.TEXT
+    """How log lines look."""
+    log_sessions: bool = False
+    """Log a line for each session that begins and ends."""
 
     def __post_init__(self) -> None:
-        host, port = split_address(self.listen)
-        if not _is_loopback(host):
+        host, _ = split_address(self.listen)
+        if not is_loopback(host):
             raise ConfigError(
                 f"listen is {self.listen}: {host} is not a loopback address, and this hub has no mTLS yet",
                 hint="listen on 127.0.0.1 or [::1]",
             )
-        if not 0 <= port < 1 << 16:
-            raise ConfigError(f"listen is {self.listen}: {port} is not a port", hint="use 0 to 65535")
+        _ = self.telemetry  # says what is wrong with it
         for name, least in _LEAST.items():
             if not least <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} is {getattr(self, name)}, must be at least {least}")
@@ -124,6 +136,11 @@ class HubConfig:
         return MAX_MESSAGE_BYTES
 
     @property
+    def telemetry(self) -> TelemetryConfig:
+        """Where metrics and traces go."""
+        return TelemetryConfig(self.metrics, self.otlp, self.metrics_tls)
+
+    @property
     def link(self) -> LinkPolicy:
         """What is made of links that break."""
         return LinkPolicy(
@@ -133,18 +150,3 @@ class HubConfig:
             orphan_tokens=self.orphan_tokens,
             orphan_bytes=self.orphan_mb << 20,
         )
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Split HOST:PORT, [IPV6]:PORT; ConfigError for anything else."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal():
-        raise ConfigError(f"{address!r} is not an address", hint="use HOST:PORT, e.g. 127.0.0.1:7443")
-    return host.strip("[]"), int(port)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

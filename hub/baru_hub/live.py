@@ -9,8 +9,10 @@ from collections.abc import AsyncIterator, Callable
 
 from baru_common.errors import BaruError, HubTimeout, Superseded
 from baru_common.frames import Draft, Finished, FinishReason, Heartbeat, HubFrame
+from baru_common.observers import Told
 
 from .engines import Allocation
+from .observing import Ended, HubObserver, Place, Who
 from .orphans import LinkPolicy, Orphan
 from .session import Session
 
@@ -25,14 +27,15 @@ class Resident:
         self,
         state: Session,
         allocation: Allocation,
-        identity: str,
+        who: Who,
         policy: LinkPolicy,
         clock: Callable[[], float],
         wake: Callable[[], None],
+        tell: Told[HubObserver],
     ) -> None:
         self.state = state
         self.sequence = allocation.sequence
-        self.identity = identity
+        self.who = who
         self.key = secrets.token_bytes(32)
         self.stream: LiveSession | None = None
         self.orphan: Orphan | None = None
@@ -42,7 +45,15 @@ class Resident:
         self.policy = policy
         self.clock = clock
         self.wake = wake
+        self._tell = tell
+        self._end = ""
+        self._failed = False
         self._num_bytes = allocation.num_bytes
+
+    @property
+    def identity(self) -> str:
+        """Of its node."""
+        return self.who.node
 
     @property
     def has_work(self) -> bool:
@@ -58,6 +69,15 @@ class Resident:
             return self.orphan.may_decode(len(self.state.committed), self.policy)
         return self.stream is not None and not self.stream.full
 
+    @property
+    def place(self) -> Place:
+        """Where it stands."""
+        if not self.has_work:
+            return Place.ENDING
+        if self.orphan:
+            return Place.ORPHANED
+        return Place.UNREAD if self.stream and self.stream.full else Place.ATTACHED
+
     def attach(self) -> LiveSession:
         """Give it a new stream. An older one ends: there is one stream to a session."""
         if self.stream:
@@ -69,22 +89,31 @@ class Resident:
         """Its node is gone: run on without it for a while, if that is allowed."""
         self.stream = None
         if self.closed or self.policy.orphan_grace_s <= 0:
-            self.close()
+            self.close("lost")
             return
         self.orphan = Orphan(self.clock(), len(self.state.committed), self._num_bytes)
         self.state.leave()
+        self._tell(lambda observer: observer.orphaned(self.who))
         self.wake()
 
     def fail(self, error: BaruError) -> None:
         """End with an error, which the node hears if it is there."""
         if self.stream and not self.closed:
             self.stream.end(error)
-        self.close()
+        self._failed = self._failed or not self.closed
+        self.close(error.reason)
 
-    def close(self) -> None:
-        """Stop working for it; its memory is given back between two steps."""
+    def close(self, reason: str) -> None:
+        """Stop working for it, for the first reason that is given; its memory is given back between two steps."""
+        self._end = self._end or reason
         self.closed = True
         self.wake()
+
+    def ended(self) -> Ended:
+        """What is to be said of it when it is over."""
+        finish = self.state.finish
+        reason = finish.value if finish and not self._failed else self._end
+        return Ended(self.who, reason, self._failed, self.state.usage())
 
 
 class LiveSession:
@@ -157,7 +186,7 @@ class LiveSession:
         """End well: the closing frame is the last one. Nothing to do when it has ended before."""
         if not self.closed:
             self.send(self.state.finished(reason))
-            self._resident.close()
+            self._resident.close(reason.value)
 
     def fail(self, error: BaruError) -> None:
         """End the session with an error: `frames` raises it after the frames queued so far."""
@@ -167,7 +196,7 @@ class LiveSession:
     def close(self) -> None:
         """End the session without a word."""
         if self._attached:
-            self._resident.close()
+            self._resident.close(FinishReason.CANCELLED.value)
 
     def lose(self) -> None:
         """The link broke: the session runs on for a while without its node."""
@@ -183,9 +212,14 @@ class LiveSession:
     # -- what the node hears
 
     @property
+    def num_unread(self) -> int:
+        """Frames that wait for the node."""
+        return self._outbox.qsize()
+
+    @property
     def full(self) -> bool:
         """The node has not read for a while."""
-        return self._outbox.qsize() >= MAX_OUTBOX
+        return self.num_unread >= MAX_OUTBOX
 
     def send(self, frame: HubFrame) -> None:
         """Queue a frame for the node."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
@@ -16,8 +16,11 @@ from baru_common.frames import Limits
 
 from .config import HubConfig, split_address
 from .engines import Engine
+from .observing import HubObserver
 from .scheduler import GoodputScheduler, Scheduler
 from .servicer import DraftingServicer
+from .session_log import SessionLog
+from .telemetry import HubTelemetry
 from .verifier import Verifier
 
 SERVICE = drafting_pb2.DESCRIPTOR.services_by_name["DraftingService"].full_name
@@ -34,6 +37,8 @@ class Hub:
     verifier: Verifier
     server: grpc.aio.Server
     health: health.aio.HealthServicer
+    metrics: str
+    """Where its metrics are scraped; empty: nowhere."""
 
     async def drain(self, grace_s: float) -> None:
         """Tell health checks, admit nobody, and give running sessions `grace_s` to end."""
@@ -42,8 +47,11 @@ class Hub:
 
 
 @asynccontextmanager
-async def running_hub(engine: Engine, config: HubConfig, *, scheduler: Scheduler | None = None) -> AsyncIterator[Hub]:
-    """Serve `engine` while the block runs, scheduled by goodput unless `scheduler` is given.
+async def running_hub(
+    engine: Engine, config: HubConfig, *, scheduler: Scheduler | None = None, observers: Sequence[HubObserver] = ()
+) -> AsyncIterator[Hub]:
+    """Serve `engine` while the block runs, scheduled by goodput unless `scheduler` is given; `observers` are told what
+    happens.
 
     ConfigError when the address cannot be taken, EngineFailure when the target cannot take a step.
     """
@@ -55,7 +63,17 @@ async def running_hub(engine: Engine, config: HubConfig, *, scheduler: Scheduler
     )
     if scheduler is None:
         scheduler = GoodputScheduler(await engine.calibrate(), config.max_prefill, config.max_patience_ms / 1000)
-    async with Verifier(engine, scheduler, limits, max_depth=config.max_depth, link=config.link) as verifier:
+    async with AsyncExitStack() as stack:
+        metrics, keepers = "", list[HubTelemetry]()
+        if config.telemetry.is_on:  # it sees the last session end
+            keepers.append(HubTelemetry(config.max_depth))
+            metrics = stack.enter_context(keepers[0].exporting(config.telemetry, engine.spec.target_name))
+        told = [*observers, *keepers, *([SessionLog()] if config.log_sessions else [])]
+        verifier = await stack.enter_async_context(
+            Verifier(engine, scheduler, limits, max_depth=config.max_depth, link=config.link, observers=told)
+        )
+        for keeper in keepers:
+            keeper.watch(verifier)
         server = grpc.aio.server(options=SERVER_OPTIONS)
         drafting_pb2_grpc.add_DraftingServiceServicer_to_server(DraftingServicer(verifier), server)
         health_servicer = health.aio.HealthServicer()
@@ -67,7 +85,7 @@ async def running_hub(engine: Engine, config: HubConfig, *, scheduler: Scheduler
         for name in ("", SERVICE):
             await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
         try:
-            yield Hub(address, verifier, server, health_servicer)
+            yield Hub(address, verifier, server, health_servicer, metrics)
         finally:
             verifier.dismiss()
             await server.stop(_LAST_FRAMES_S)  # a session has ended when its last frames are queued, not yet sent

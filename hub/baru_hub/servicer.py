@@ -15,6 +15,7 @@ from baru.drafting.v1 import drafting_pb2_grpc
 from baru_common import wire
 from baru_common.errors import BaruError, EngineFailure, InvalidRequest, NotFound
 from baru_common.frames import Cancel, Draft, FinishReason, Heartbeat, Open
+from baru_common.trace_context import TRACEPARENT, TraceContext
 
 from .live import LiveSession
 from .verifier import Verifier
@@ -56,7 +57,7 @@ class DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
     ) -> AsyncIterator[pb.DecodeResponse]:
         """Run one session; see the contract."""
         try:
-            live = await self._verifier.open(await _first_frame(request_iterator))
+            live = await self._verifier.open(await _first_frame(request_iterator), trace=_trace(context))
         except BaruError as error:
             await _abort(context, error)
         reader = asyncio.create_task(_read(request_iterator, live))
@@ -69,6 +70,12 @@ class DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
         finally:
             reader.cancel()
             live.lose()  # it has ended, or the link broke
+
+
+def _trace(context: Context) -> TraceContext | None:
+    found = (value for key, value in context.invocation_metadata() or () if key == TRACEPARENT)
+    header = next(found, "")
+    return TraceContext.parse(header) if isinstance(header, str) else None
 
 
 async def _first_frame(requests: AsyncIterator[pb.DecodeRequest]) -> Open:
@@ -94,7 +101,7 @@ async def _read(requests: AsyncIterator[pb.DecodeRequest], live: LiveSession) ->
     except DecodeError as error:
         live.fail(InvalidRequest(f"the frame is not a DecodeRequest: {error}"))
     except Exception:  # nothing that a node sends may go unanswered
-        _log.exception("reading session %s failed", live.state.session_id)
+        _log.exception("reading a session failed", extra={"session_id": live.state.session_id})
         live.fail(EngineFailure("the hub failed to read a frame"))
 
 

@@ -15,18 +15,33 @@ from rich.table import Table
 from rich.text import Text
 
 from baru_common import __version__
-from baru_common.cli_support import EXIT_ERROR, configure_logs, harmless, print_json, run
+from baru_common.cli_support import (
+    EXIT_ERROR,
+    NO_TLS,
+    LogFormatOption,
+    MetricsOption,
+    MetricsTlsOption,
+    OtlpOption,
+    configure_logs,
+    harmless,
+    print_json,
+    run,
+)
 from baru_common.corpus import DEFAULT_CORPUS, Corpus, corpora
 from baru_common.drafters import DRAFTERS
 from baru_common.errors import ConfigError
+from baru_common.logs import LogFormat
 from baru_common.sampling import SamplingParams
+from baru_common.telemetry import TelemetryConfig
 
 from .client import LinkOptions, MicroNode, Prompt
 from .decoding import Fallback, Reconcile
 from .doctor import Check, Doctor
 from .events import Finish
+from .observing import NodeObserver
 from .reader import Reader, summary
 from .request_options import grammar_of, with_settings
+from .telemetry import observing
 
 DEFAULT_HUBS = ["127.0.0.1:7443"]
 _T = TypeVar("_T")
@@ -93,6 +108,10 @@ def generate(
     reconcile: Annotated[
         Reconcile, typer.Option(help="What becomes of provisional tokens when a hub is back.")
     ] = Reconcile.REWRITE,
+    metrics: MetricsOption = "",
+    metrics_tls: MetricsTlsOption = NO_TLS,
+    otlp: OtlpOption = "",
+    log_format: LogFormatOption = LogFormat.TEXT,
     json_output: _Json = False,
     verbose: _Verbose = False,
 ) -> None:
@@ -102,7 +121,8 @@ def generate(
     steps without a draft plain; provisional ones, decoded here while no hub answered, dim. Into a pipe goes only what
     stands.
     """
-    configure_logs(verbose=verbose)
+    configure_logs(verbose=verbose, log_format=log_format)
+    telemetry = TelemetryConfig(metrics, otlp, metrics_tls)
     text = sys.stdin.read() if prompt == "-" else prompt
     params = with_settings(
         SamplingParams(
@@ -119,7 +139,9 @@ def generate(
         settings or (),
     )
     options = LinkOptions(fallback=fallback, reconcile=reconcile)
-    finish = _run(_generate(_as_prompt(text, system, raw=raw), params, hub, drafter, options, show=not json_output))
+    asked = _as_prompt(text, system, raw=raw)
+    with observing(telemetry, log=verbose or log_format is LogFormat.JSON) as observers:
+        finish = _run(_generate(asked, params, hub, drafter, options, observers, show=not json_output))
     if json_output:
         print_json(summary(finish) | {"text": finish.text, "ids": finish.ids} | _logprobs(finish))
 
@@ -140,10 +162,17 @@ def _as_prompt(text: str, system: str | None, *, raw: bool) -> Prompt:
 
 
 async def _generate(
-    prompt: Prompt, params: SamplingParams, hubs: list[str], drafter: str, options: LinkOptions, *, show: bool
+    prompt: Prompt,
+    params: SamplingParams,
+    hubs: list[str],
+    drafter: str,
+    options: LinkOptions,
+    observers: list[NodeObserver],
+    *,
+    show: bool,
 ) -> Finish:
     reader = Reader(keeps=options.reconcile is Reconcile.KEEP) if show else None
-    async with MicroNode.connect(hubs, drafter=drafter, options=options) as node:
+    async with MicroNode.connect(hubs, drafter=drafter, options=options, observers=observers) as node:
         async for event in node.generate(prompt, params):
             if reader:
                 reader.take(event)

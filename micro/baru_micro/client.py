@@ -8,23 +8,26 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from baru_common.discovery import resolved
 from baru_common.drafters import Drafter, TextDrafter, load_drafter
-from baru_common.errors import EmptyPrompt, InvalidRequest, PromptTooLong
+from baru_common.errors import BaruError, EmptyPrompt, InvalidRequest, PromptTooLong
 from baru_common.frames import DrafterInfo, HubDescription, Open
+from baru_common.observers import Told
 from baru_common.sampling import SamplingContext, SamplingParams
 from baru_common.sampling.guide import Guide
 from baru_common.tokens import Message, Tokenizer
+from baru_common.trace_context import TraceContext
 
 from .decoding import Fallback, Generation, Reconcile
-from .events import Event
+from .events import Event, Finish
 from .fallback import LocalDecoder, LocalModel, local_model, require_model
 from .fit import fitted, require_protocol
 from .hubs import FailBack, Hubs
 from .link import Link, Timers
+from .observing import NodeObserver, Request
 from .reach import LINK_ERRORS, Reach
 from .tokenizer_cache import cached_bundle
 from .transport import HubChannel
@@ -64,11 +67,49 @@ async def _describe(hubs: Hubs, *, may_be_away: bool) -> HubDescription:
         return known
 
 
+def _observed_link(address: str, timers: Timers, tell: Told[NodeObserver]) -> Link:
+    tell(lambda observer: observer.hub_known(address))
+    return Link(
+        timers,
+        on_change=lambda state: tell(lambda observer: observer.link_changed(address, state)),
+        on_sample=lambda elapsed_s: tell(lambda observer: observer.round_trip(address, elapsed_s)),
+    )
+
+
+async def _observed(generation: Generation) -> AsyncGenerator[Event, None]:
+    """Yield what a generation says, and tell observers of it first."""
+    request, tell, error = generation.observed, generation.tell, "left"
+
+    def said(event: Event) -> None:
+        tell(lambda observer: observer.said(request, event))
+
+    tell(lambda observer: observer.began(request))
+    events = generation.events()
+    try:
+        async for event in events:
+            said(event)
+            if isinstance(event, Finish):
+                error = ""
+            yield event
+    except BaruError as failure:
+        error = failure.reason
+        raise
+    finally:
+        await events.aclose()
+        tell(lambda observer: observer.ended(request, error))
+
+
 class MicroNode:
     """A node connected to its hubs. Made by `connect`; serves any number of generations at a time."""
 
     def __init__(
-        self, hubs: Hubs, hub: HubDescription, tokenizer: Tokenizer, drafter: Drafter | None, options: LinkOptions
+        self,
+        hubs: Hubs,
+        hub: HubDescription,
+        tokenizer: Tokenizer,
+        drafter: Drafter | None,
+        options: LinkOptions,
+        tell: Told[NodeObserver],
     ) -> None:
         self.hub = hub
         """What the hub said of itself."""
@@ -83,6 +124,7 @@ class MicroNode:
         self._fallback = options.fallback or (Fallback.LOCAL if self._local else Fallback.WAIT)
         self._options = options
         self._hubs = hubs
+        self._tell = tell
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="baru-drafter")
 
     @classmethod
@@ -94,27 +136,30 @@ class MicroNode:
         drafter: Drafter | TextDrafter | str | None = "ngram",
         timeout_s: float = 5.0,
         options: LinkOptions | None = None,
+        observers: Iterable[NodeObserver] = (),
     ) -> AsyncIterator[MicroNode]:
         """Connect to the hub at HOST:PORT or found by `mdns:IDENTITY`, or to the first of several that answers, for the
         length of the block.
 
         `drafter` is a loaded one, a name as `load_drafter` takes it, or None to draft nothing.
+        `observers` are told what happens.
         HubUnavailable when nobody answers, unless the node can decode by itself and a hub answered before;
         Incompatible when hub, node and drafter do not fit, ConfigError when the node is to decode by itself and has no
         model.
         """
         found = load_drafter(drafter) if isinstance(drafter, str) else drafter
-        options = options or LinkOptions()
+        options, tell = options or LinkOptions(), Told(observers)
         async with AsyncExitStack() as stack:
             addresses = await resolved([hub] if isinstance(hub, str) else hub)
-            channels = [HubChannel(a, timeout_s=timeout_s, link=Link(options.timers)) for a in addresses]
+            links = [_observed_link(address, options.timers, tell) for address in addresses]
+            channels = [HubChannel(a, timeout_s=timeout_s, link=link) for a, link in zip(addresses, links, strict=True)]
             hubs = Hubs(channels, options.fail_back)
             stack.push_async_callback(hubs.close)
             description = await _describe(hubs, may_be_away=options.may_decode(found))
             require_protocol(description)
             fetch = hubs.current.fetch_tokenizer
             tokenizer = Tokenizer(await cached_bundle(description.tokenizer_digest, fetch))
-            node = cls(hubs, description, tokenizer, await fitted(found, tokenizer), options)
+            node = cls(hubs, description, tokenizer, await fitted(found, tokenizer), options, tell)
             stack.callback(node._executor.shutdown, wait=False, cancel_futures=True)
             hubs.watch()
             yield node
@@ -168,9 +213,15 @@ class MicroNode:
             )
 
     async def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, reconcile: Reconcile | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        reconcile: Reconcile | None = None,
+        trace: TraceContext | None = None,
     ) -> AsyncGenerator[Event, None]:
-        """Yield the events of one generation, `Finish` last. `reconcile`: as in `LinkOptions`, for this one.
+        """Yield the events of one generation, `Finish` last. `reconcile`: as in `LinkOptions`, for this one. `trace`:
+        the caller's own span, if it has one.
 
         Leaving the loop early, or cancelling it, ends the session at the hub. Raises the BaruError
         that ends a generation which does not finish.
@@ -196,13 +247,21 @@ class MicroNode:
             fallback=self._fallback,
             reconcile=reconcile or self._options.reconcile,
             timers=self._options.timers,
+            observed=self._observed(len(ids), trace),
+            tell=self._tell,
         )
-        events = generation.events()
+        events = _observed(generation)
         try:
             async for event in events:
                 yield event
         finally:
             await events.aclose()
+
+    def _observed(self, num_prompt: int, parent: TraceContext | None) -> Request:
+        own = TraceContext.new()
+        if parent:
+            own = replace(own, trace_id=parent.trace_id, sampled=parent.sampled)
+        return Request(own, self.drafter.family if self.drafter else "", num_prompt, parent)
 
     async def _sampling(self, params: SamplingParams, num_prompt: int) -> SamplingContext:
         """Complete the parameters, and refuse here what the hub would refuse."""

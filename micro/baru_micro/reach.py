@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +13,7 @@ import tenacity
 
 from baru_common.errors import BaruError, CapacityExhausted, HubTimeout, HubUnavailable, ProtocolViolation
 from baru_common.frames import Drain, Heartbeat, HubFrame, Open, Opened
+from baru_common.trace_context import TraceContext
 
 from .hubs import Hubs
 from .link import LinkEvent, LinkState
@@ -47,6 +48,13 @@ class Caller(Protocol):
 
     def request_failed(self) -> None:
         """The hub did not answer."""
+
+    @property
+    def trace(self) -> TraceContext:
+        """Which request the session serves, for the hub to know."""
+
+    def attempt(self, hub: str) -> AbstractContextManager[None]:
+        """A hub is asked, for the length of the block."""
 
 
 @dataclass(frozen=True)
@@ -85,19 +93,20 @@ class Reach:
         for channel in channels:
             was_up = channel.link.state is LinkState.UP
             try:
-                if patient:
-                    await channel.ready(_CONNECT_S)
-                elif was_up:
-                    with suppress(HubUnavailable):
-                        return await self._open(channel, caller)
-                return await self._open(channel, caller)
+                with caller.attempt(channel.address):
+                    if patient:
+                        await channel.ready(_CONNECT_S)
+                    elif was_up:
+                        with suppress(HubUnavailable):
+                            return await self._open(channel, caller)
+                    return await self._open(channel, caller)
             except (*LINK_ERRORS, CapacityExhausted) as caught:
                 error = caught
         raise error or HubUnavailable("no hub is named")
 
     async def _open(self, channel: HubChannel, caller: Caller) -> Attached:
         channel.link.happen(LinkEvent.ATTEMPT)
-        stream = channel.open_stream()
+        stream = channel.open_stream(caller.trace)
         try:
             request = caller.request()
             stream.send(request)

@@ -16,6 +16,7 @@ from baru_common.channel_options import CLIENT_OPTIONS
 from baru_common.errors import BaruError, HubTimeout, HubUnavailable, ProtocolViolation
 from baru_common.frames import Cancel, HubDescription, HubFrame, NodeFrame
 from baru_common.tokens import TokenizerBundle
+from baru_common.trace_context import TRACEPARENT, TraceContext
 
 from .link import Link, LinkEvent
 
@@ -112,9 +113,9 @@ class HubChannel:
             call.cancel()
         return TokenizerBundle.from_bytes(bytes(data), digest)
 
-    def open_stream(self) -> HubStream:
-        """Start the stream of one session."""
-        return HubStream(self, self._channel)
+    def open_stream(self, trace: TraceContext | None = None) -> HubStream:
+        """Start the stream of one session, which serves the request of `trace`."""
+        return HubStream(self, self._channel, trace)
 
     def explain(self, error: grpc.aio.AioRpcError) -> BaruError:
         """Return the error that a call's failure stands for, and let the link know of it."""
@@ -131,12 +132,12 @@ class HubChannel:
 class HubStream:
     """One session's stream. `close` or `leave` it: an abandoned call would live on."""
 
-    def __init__(self, channel: HubChannel, connection: grpc.aio.Channel) -> None:
+    def __init__(self, channel: HubChannel, connection: grpc.aio.Channel, trace: TraceContext | None) -> None:
         self.channel = channel
         self._connection = connection
         self._outgoing: asyncio.Queue[pb.DecodeRequest | None] = asyncio.Queue()
         self._incoming: asyncio.Queue[HubFrame | BaruError | None] = asyncio.Queue(_MAX_QUEUED)
-        self._call = channel.stub.Decode(self._requests())
+        self._call = channel.stub.Decode(self._requests(), metadata=((TRACEPARENT, trace.header),) if trace else None)
         # A task of its own reads: gRPC gives up a call whose reader is cancelled, and the hub would not be told why.
         self._reader = asyncio.create_task(self._read())
         channel.streams.add(self)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baru_common.frames import HubFrame, NodeFrame, Open
+from baru_common.trace_context import TraceContext
 from baru_micro.hubs import Hubs
 from baru_micro.link import Link, LinkEvent
 
@@ -88,7 +89,7 @@ class ScriptedChannel:
         if self.unready:
             raise self.unready.pop(0)
 
-    def open_stream(self) -> ScriptedStream:
+    def open_stream(self, trace: TraceContext) -> ScriptedStream:
         self.link.happen(LinkEvent.HEARD)
         self.streams.append(ScriptedStream(self, self.scripts[len(self.streams)]))
         return self.streams[-1]
