@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -140,8 +140,10 @@ def generate(
     )
     options = LinkOptions(fallback=fallback, reconcile=reconcile)
     asked = _as_prompt(text, system, raw=raw)
-    with observing(telemetry, log=verbose or log_format is LogFormat.JSON) as observers:
-        finish = _run(_generate(asked, params, hub, drafter, options, observers, show=not json_output))
+    with observing(telemetry, log=verbose or log_format is LogFormat.JSON) as observed:
+        if observed.metrics:
+            typer.echo(f"metrics at {observed.metrics}", err=True)
+        finish = _run(_generate(asked, params, hub, drafter, options, observed.observers, show=not json_output))
     if json_output:
         print_json(summary(finish) | {"text": finish.text, "ids": finish.ids} | _logprobs(finish))
 
@@ -167,7 +169,7 @@ async def _generate(
     hubs: list[str],
     drafter: str,
     options: LinkOptions,
-    observers: list[NodeObserver],
+    observers: Sequence[NodeObserver],
     *,
     show: bool,
 ) -> Finish:

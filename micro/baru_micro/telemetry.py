@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from baru_common.errors import error_tree
 from baru_common.frames import FinishReason
@@ -46,8 +46,6 @@ STATES = {
     LinkState.UP: 4,
 }
 """Values of the gauge, the worst first."""
-_log = logging.getLogger(__name__)
-
 _MAX_HUBS, _MAX_DRAFTERS = 16, 16
 _OK = "ok"
 
@@ -219,15 +217,22 @@ class NodeTelemetry(NodeObserver):
             self._telemetry.record(instrument.name, value, attributes or {})
 
 
+class Observing(NamedTuple):
+    """What a node's owner needs to have it observed."""
+
+    observers: Sequence[NodeObserver]
+    """For `MicroNode.connect`."""
+    metrics: str
+    """Where it is scraped; empty: nowhere."""
+
+
 @contextmanager
-def observing(config: TelemetryConfig, *, log: bool = False) -> Iterator[list[NodeObserver]]:
-    """Export as `config` says while the block runs; yield the observers that a node needs for it."""
+def observing(config: TelemetryConfig, *, log: bool = False) -> Iterator[Observing]:
+    """Export as `config` says while the block runs, and `log` what happens if that is wanted."""
     observers: list[NodeObserver] = [RequestLog()] if log else []
     if not config.is_on:
-        yield observers
+        yield Observing(observers, "")
         return
     keeper = NodeTelemetry()
     with keeper.exporting(config) as address:
-        if address:
-            _log.info("metrics at %s", address)
-        yield [*observers, keeper]
+        yield Observing([*observers, keeper], address)
