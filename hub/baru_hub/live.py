@@ -111,9 +111,7 @@ class Resident:
 
     def ended(self) -> Ended:
         """What is to be said of it when it is over."""
-        finish = self.state.finish
-        reason = finish.value if finish and not self._failed else self._end
-        return Ended(self.who, reason, self._failed, self.state.usage())
+        return Ended(self.who, self._end, self._failed, self.state.usage())
 
 
 class LiveSession:

@@ -172,7 +172,13 @@ class NodeTelemetry(NodeObserver):
             facts: dict[str, str | int] = {"drafter": running.drafter, "reason": reason}
             counts = {"num_emitted": len(finish.ids), "num_steps": finish.usage.num_steps} if finish else {}
             failed = "" if finish or reason == "left" else reason
-            whole = Span("generate", running.began_ns, self._wall_ns(), {**facts, "num_prompt": request.num_prompt, **counts}, failed)
+            whole = Span(
+                "generate",
+                running.began_ns,
+                self._wall_ns(),
+                {**facts, "num_prompt": request.num_prompt, **counts},
+                failed,
+            )
             self._telemetry.trace(whole, running.parts, request.trace, request.parent)
 
     def _step(self, running: _Running, step: Step) -> None:

@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import math
 import re
 import shutil
 import subprocess
+import time
+import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from socket import create_server
 from typing import Any
 
 import pytest
 import yaml
+from tools.make_dashboards import DASHBOARDS, dashboard
 
-from baru_common.drafters.simulated import SimulatedDrafter
-from baru_common.sampling import Grammar, GrammarKind, SamplingParams
+from baru_common.sampling import SamplingParams
 from baru_common.telemetry import TelemetryConfig
-from baru_hub.server import Hub
-from baru_micro import Finish, LinkChanged, MicroNode
+from baru_micro import Finish, MicroNode
+from baru_micro.observing import NodeObserver
 from baru_micro.telemetry import observing
-from support.fault_proxy import FaultProxy
+from support.drafters import wrong_at
 from support.hubs import hub_of
-from support.link import until
 from support.lockstep import free_running
 from support.tiny import tiny_target
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "deploy" / "observability"
-SCRAPED = TelemetryConfig(metrics="127.0.0.1:0")
+ANY_PORT = "127.0.0.1:0"
+WAIT_S = 100.0
 _NAME = re.compile(r"\b(?:baru_[\w:]+|process_\w+|up)\b(?:\{[^}]*\})?")
 
 pytestmark = pytest.mark.skipif(
@@ -53,16 +55,9 @@ def test_promtool_finds_nothing_wrong() -> None:
 
 
 def test_the_dashboards_are_what_their_panels_say() -> None:
-    spec = importlib.util.spec_from_file_location("make_dashboards", ROOT / "tools" / "make_dashboards.py")
-    assert spec
-    assert spec.loader
-    made = importlib.util.module_from_spec(spec)
-    import sys
-
-    sys.modules["make_dashboards"] = made
-    spec.loader.exec_module(made)
-    for name in made.DASHBOARDS:
-        assert json.loads((SHIPPED / "dashboards" / f"{name}.json").read_text()) == made.dashboard(name)
+    for name in DASHBOARDS:
+        written = json.loads((SHIPPED / "dashboards" / f"{name}.json").read_text())
+        assert written == dashboard(name), "run tools/make_dashboards.py"
 
 
 def rules() -> Iterator[dict[str, Any]]:
@@ -90,12 +85,25 @@ class Prometheus:
     def __init__(self, address: str) -> None:
         self._url = f"http://{address}/api/v1/query?"
 
+    async def ready(self) -> None:
+        while True:
+            with suppress(ConnectionError, urllib.error.URLError):
+                await self.values("1")
+                return
+            await asyncio.sleep(0.05)
+
     async def values(self, query: str) -> list[float]:
         """Numbers that the query returns; an error of the query is raised."""
         url = self._url + urllib.parse.urlencode({"query": query})
-        answer = json.loads(await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=10).read()))
+        answer = json.loads(await asyncio.to_thread(self._get, url))
         found = (float(sample["value"][1]) for sample in answer["data"]["result"])
         return [value for value in found if not math.isnan(value)]
+
+    @staticmethod
+    def _get(url: str) -> bytes:
+        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310
+            body: bytes = answer.read()
+        return body
 
 
 @asynccontextmanager
@@ -106,7 +114,7 @@ async def prometheus(folder: Path, hub: str, node: str) -> AsyncIterator[Prometh
     (folder / "prometheus.yml").write_text(re.sub(r"(scrape|evaluation)_interval: \d+s", r"\1_interval: 1s", config))
     (folder / "targets" / "hubs.yml").write_text(json.dumps([{"targets": [hub]}]))
     (folder / "targets" / "nodes.yml").write_text(json.dumps([{"targets": [node]}]))
-    with __import__("socket").create_server(("127.0.0.1", 0)) as free:
+    with create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     process = await asyncio.create_subprocess_exec(
         *("prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"),
@@ -114,17 +122,44 @@ async def prometheus(folder: Path, hub: str, node: str) -> AsyncIterator[Prometh
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:
-        yield Prometheus(address)
+        asked = Prometheus(address)
+        await asyncio.wait_for(asked.ready(), WAIT_S)
+        yield asked
     finally:
         process.terminate()
         await process.wait()
 
 
-@asynccontextmanager
-async def observed_node(hub: Hub) -> AsyncIterator[tuple[MicroNode, FaultProxy, str]]:
-    """A node behind a link that can break; and where it is scraped."""
+async def keep_generating(hub: str, observers: Sequence[NodeObserver]) -> None:
+    """Two nodes, one of which drafts what the target will say, and wrongly now and then; until cancelled."""
+    prompt, params = list(range(3, 40)), SamplingParams(max_tokens=60, ignore_eos=True)
+    async with MicroNode.connect(hub, drafter=None) as plain:
+        answer = [event async for event in plain.generate(prompt, params)][-1]
+    assert isinstance(answer, Finish)
+    drafter = wrong_at(prompt, answer.ids, 8, lambda index: index == 3, 300)
+    async with MicroNode.connect(hub, drafter=drafter, observers=observers) as node:
+        while True:
+            async for _ in node.generate(prompt, params):
+                pass
+
+
+@pytest.mark.timeout(150)
+async def test_every_query_of_dashboards_and_rules_returns_data(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        proxy = await stack.enter_async_context(FaultProxy.open(hub.address))
-        observers = stack.enter_context(observing(SCRAPED))
-        connecting = MicroNode.connect(proxy.address, drafter="ngram", observers=observers)
-        yield await stack.enter_async_context(connecting), proxy, observers.address
+        hub = await stack.enter_async_context(
+            hub_of(tiny_target(), scheduler=free_running(), metrics=ANY_PORT, max_depth=4)
+        )
+        node = stack.enter_context(observing(TelemetryConfig(metrics=ANY_PORT)))
+        asked = await stack.enter_async_context(prometheus(tmp_path, hub.metrics, node.metrics))
+        load = asyncio.create_task(keep_generating(hub.address, node.observers))
+        stack.callback(load.cancel)
+        silent, start_s = sorted(set(queries())), time.monotonic()
+        assert len(silent) > 90
+        while silent and not load.done() and time.monotonic() - start_s < WAIT_S:
+            await asyncio.sleep(0.5)
+            silent = [query for query in silent if not await asked.values(query)]
+        if load.done():
+            load.result()
+        assert silent == []
+        firing = [rule["alert"] for rule in rules() if "alert" in rule and await asked.values(rule["expr"])]
+        assert set(firing) <= {"BaruHubPatienceWasted"}, "an alert is true of a healthy kit"
