@@ -46,6 +46,11 @@ class Instrument:
         unit = "_seconds" if self.unit == "s" else ""
         return self.name + unit + ("_total" if self.kind is Kind.COUNTER else "")
 
+    @property
+    def mirrored_name(self) -> str:
+        """vLLM's name as Prometheus shows it."""
+        return self.mirrors + ("_total" if self.kind is Kind.COUNTER else "")
+
 
 class Ledger:
     """The numbers of a set of counters. What is done in one `with` block is seen whole by a snapshot, or not at all."""

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 OTLP_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _SCRAPER_S = 10.0
 """A scraper that stalls for so long is hung up on."""
-_FLUSH_MS = 3_000
-"""Time for the last push when the program ends."""
+_FLUSH_S = 1.0
+"""Time for a last push when the program ends."""
 
 Gauges = Mapping[str, Callable[[], Series]]
 """Name of the instrument -> its values now; called in an exporter's thread."""
@@ -153,12 +153,20 @@ def exporting(
         if config.pushes:
             readers.append(_metric_pusher(config))
         provider = MeterProvider(readers, resource, exemplar_filter=AlwaysOffExemplarFilter(), shutdown_on_exit=False)
-        stack.callback(provider.shutdown, _FLUSH_MS)
+        stack.callback(_push_last, provider.shutdown)
         meter = provider.get_meter("baru", __version__)
         _observe(meter, instruments, ledger, gauges, constant)
         histograms = {i.name: _histogram(meter, i) for i in instruments if i.kind is Kind.HISTOGRAM}
         tracer, ids = stack.enter_context(_span_pusher(config, resource)) if config.pushes else (None, None)
         yield Telemetry(address, tracer, ids, histograms)
+
+
+def _push_last(shutdown: Callable[[], object]) -> None:
+    """End an exporter, with what it still has. A collector that does not answer holds nobody up: its thread goes with
+    the program."""
+    thread = threading.Thread(target=shutdown, name="baru-last-push", daemon=True)
+    thread.start()
+    thread.join(_FLUSH_S)
 
 
 # -- metrics
@@ -346,8 +354,7 @@ def _span_pusher(config: TelemetryConfig, resource: Resource) -> Iterator[tuple[
     try:
         yield provider.get_tracer("baru", __version__), ids
     finally:
-        provider.force_flush(_FLUSH_MS)
-        provider.shutdown()
+        _push_last(provider.shutdown)
 
 
 def _begun(tracer: Tracer, made: Span, context: Any) -> Any:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 TRACEPARENT = "traceparent"
 """Key of the header in a call's metadata."""
 
-_FORM = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+_FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED = 1
 
 
@@ -32,10 +32,10 @@ class TraceContext:
     @classmethod
     def parse(cls, header: str) -> TraceContext | None:
         """Read a header; None when it is none, for a trace is no reason to refuse a request."""
-        if not (match := _FORM.match(header)) or not header[:55].endswith(match[3]):
+        if not (match := _FORM.fullmatch(header)):
             return None
-        trace_id, span_id, flags = match.groups()
-        if not int(trace_id, 16) or not int(span_id, 16):
+        version, trace_id, span_id, flags, more = match.groups()
+        if version == "ff" or (version == "00" and more) or not int(trace_id, 16) or not int(span_id, 16):
             return None
         return cls(trace_id, span_id, bool(int(flags, 16) & _SAMPLED))
 

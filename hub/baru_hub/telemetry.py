@@ -238,7 +238,7 @@ class HubTelemetry(HubObserver):
             PREFILLING.name: self._read(lambda hub: {(): hub.census().num_prefilling}),
             OUTBOX.name: self._read(lambda hub: {(): hub.census().num_unread}),
             MAX_SESSIONS.name: self._read(lambda hub: {(): hub.describe().limits.max_sessions}),
-            DRAINING.name: self._read(lambda hub: {(): hub.draining}),
+            DRAINING.name: self._read(lambda hub: {(): int(hub.draining)}),
             PAGES.name: self._read(lambda hub: {(k,): n for k, n in hub.pool.census().items()} if hub.pool else {}),
             KV_USAGE.name: self._read(lambda hub: {(): hub.pool.num_held / hub.pool.num_pages} if hub.pool else {}),
         }
