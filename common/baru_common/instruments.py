@@ -1,7 +1,7 @@
 """Instruments as data, and the plain numbers behind them.
 
-The loop only adds to numbers in memory: an OpenTelemetry call takes some 7 us, an addition here a tenth of that, and a
-step of eight sessions would make some hundred. Whoever exports reads them all at one moment (`Ledger.snapshot`).
+The loop only adds to numbers in memory: an OpenTelemetry call takes some 7 us, an addition here a hundredth of that,
+and a step of eight sessions makes some hundred. Whoever exports reads them all at one moment (`Ledger.snapshot`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ OTHER = "other"
 _MAX_LABEL = 64
 
 Labels = tuple[str, ...]
+Cell = list[float]
+"""One number, to add to."""
 Series = Mapping[Labels, float]
 
 
@@ -57,7 +59,7 @@ class Ledger:
 
     def __init__(self, instruments: Sequence[Instrument]) -> None:
         self.instruments = [i for i in instruments if i.kind is Kind.COUNTER]
-        self._values: dict[str, dict[Labels, float]] = {i.name: {} for i in self.instruments}
+        self._cells: dict[str, dict[Labels, Cell]] = {i.name: {} for i in self.instruments}
         self._lock = threading.Lock()
 
     def __enter__(self) -> Ledger:
@@ -69,13 +71,16 @@ class Ledger:
 
     def add(self, name: str, amount: float, labels: Labels = ()) -> None:
         """Count; by 0 to make the series known. Within a `with` block only."""
-        values = self._values[name]
-        values[labels] = values.get(labels, 0) + amount
+        self.cell(name, labels)[0] += amount
+
+    def cell(self, name: str, labels: Labels = ()) -> Cell:
+        """Return the number behind a series, which is known from now on; to be changed within a `with` block only."""
+        return self._cells[name].setdefault(labels, [0])
 
     def snapshot(self) -> dict[str, Series]:
         """Return all counters as of one moment."""
         with self:
-            return {name: dict(values) for name, values in self._values.items()}
+            return {name: {labels: cell[0] for labels, cell in cells.items()} for name, cells in self._cells.items()}
 
 
 class Bounded:

@@ -116,7 +116,7 @@ FIRST_TOKEN = _histogram(
 )
 INTER_TOKEN = _histogram(
     "inter_token_time",
-    "Between the ids of one step and the next of a session; each may bring several.",
+    "Between the ids of one step and the next, of one session a step, in turn; each may bring several.",
     _STEP_S,
     mirrors="vllm:inter_token_latency_seconds",
 )

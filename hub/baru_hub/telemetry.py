@@ -57,7 +57,6 @@ from .instruments import (
     WAITED,
     WAITS,
     WAITS_WON,
-    WHO,
 )
 from .observing import Begin, Ended, HubObserver, Part, Stepped, Who
 from .verifier import Verifier
@@ -66,12 +65,29 @@ MAX_NODES, MAX_DRAFTERS = 64, 16
 """Nodes and drafter families that have series of their own."""
 
 
+class _Cells:
+    """The numbers that sessions of one node with one drafter add to."""
+
+    def __init__(self, ledger: Ledger, node: str, drafter: str, positions: list[str]) -> None:
+        who = (node, drafter)
+        self.emitted, self.guessed = ledger.cell(EMITTED.name, who), ledger.cell(GUESSED.name, who)
+        self.steps, self.checked = ledger.cell(SESSION_STEPS.name, who), ledger.cell(CHECKED_DRAFTS.name, who)
+        self.drafted, self.verified = ledger.cell(DRAFTED.name, who), ledger.cell(VERIFIED.name, who)
+        self.accepted, self.rejected = ledger.cell(ACCEPTED.name, who), ledger.cell(REJECTED.name, who)
+        self.discarded, self.stale = ledger.cell(DISCARDED.name, who), ledger.cell(STALE.name, (node,))
+        self.prefilled, self.prompted = ledger.cell(PREFILLED.name, who), ledger.cell(PROMPTED.name, who)
+        self.waits, self.waits_won = ledger.cell(WAITS.name, who), ledger.cell(WAITS_WON.name, who)
+        self.lost = ledger.cell(ORPHANED.name, (node,))
+        self.verified_at = [ledger.cell(VERIFIED_AT.name, (drafter, position)) for position in positions]
+        self.accepted_at = [ledger.cell(ACCEPTED_AT.name, (drafter, position)) for position in positions]
+
+
 @dataclass
 class _Known:
     """What is remembered of a session while it lives."""
 
+    cells: _Cells
     labels: Labels
-    drafter: str
     is_new: bool
     opened_ns: int
     num_verified: int = 0
@@ -79,7 +95,6 @@ class _Known:
     num_won: int = 0
     first_ns: int = 0
     """When its first ids were decided."""
-    own: TraceContext | None = None
 
 
 class HubTelemetry(HubObserver):
@@ -91,10 +106,12 @@ class HubTelemetry(HubObserver):
         self._verifier: Verifier | None = None
         self._wall_ns = wall_ns
         self._nodes, self._drafters = Bounded(MAX_NODES), Bounded(MAX_DRAFTERS)
-        self._positions = [str(position) for position in range(max_depth + 1)]
+        self._positions = [str(position) for position in range(max_depth)]
+        self._cells: dict[Labels, _Cells] = {}
+        self._turn = 0
         self._known: dict[str, _Known] = {}
         self._model: Mapping[str, str] = {}
-        self._begin()
+        self._begin(max_depth)
 
     @contextmanager
     def exporting(self, config: TelemetryConfig, target: str) -> Iterator[str]:
@@ -108,10 +125,10 @@ class HubTelemetry(HubObserver):
         """Read gauges from there."""
         self._verifier = verifier
 
-    def _begin(self) -> None:
+    def _begin(self, max_depth: int) -> None:
         """Make known what may never happen: a rate of nothing is no rate."""
         with self.ledger as ledger:
-            for each in (STEPS, WAITED, PREFIX_QUERIES, PREFIX_HITS):
+            for each in (PREFIX_QUERIES, PREFIX_HITS):
                 ledger.add(each.name, 0)
             for begin in Begin:
                 ledger.add(OPENED.name, 0, (begin.value,))
@@ -120,8 +137,8 @@ class HubTelemetry(HubObserver):
             for error in error_tree():
                 ledger.add(ERRORS.name, 0, ("open", error.reason))
                 ledger.add(ERRORS.name, 0, ("session", error.reason))
-            for depth in self._positions:
-                ledger.add(DEPTH.name, 0, (depth,))
+            self._depths = [ledger.cell(DEPTH.name, (str(depth),)) for depth in range(max_depth + 1)]
+            self._steps, self._waited = ledger.cell(STEPS.name), ledger.cell(WAITED.name)
 
     # -- what the hub says
 
@@ -134,15 +151,11 @@ class HubTelemetry(HubObserver):
                 return
             ledger.add(PREFIX_QUERIES.name, num_known)
             ledger.add(PREFIX_HITS.name, num_cached)
-            for each in ledger.instruments:
-                if each.labels == WHO:
-                    ledger.add(each.name, 0, (node, drafter))
-                elif each.labels == ("node",):
-                    ledger.add(each.name, 0, (node,))
-            for position in self._positions[:-1] if who.drafter else ():
-                ledger.add(VERIFIED_AT.name, 0, (drafter, position))
-                ledger.add(ACCEPTED_AT.name, 0, (drafter, position))
-        self._known[who.session_id] = _Known((node, drafter), drafter, begin is Begin.NEW, self._wall_ns())
+            if (node, drafter) not in self._cells:
+                positions = self._positions if who.drafter else []
+                self._cells[node, drafter] = _Cells(ledger, node, drafter, positions)
+        cells = self._cells[node, drafter]
+        self._known[who.session_id] = _Known(cells, (node, drafter), begin is Begin.NEW, self._wall_ns())
 
     def refused(self, reason: str) -> None:
         """Count it."""
@@ -155,74 +168,69 @@ class HubTelemetry(HubObserver):
 
     def stepped(self, step: Stepped) -> None:
         """Count a step, and each session's part of it."""
-        with self.ledger as ledger:
-            ledger.add(STEPS.name, 1)
-            ledger.add(WAITED.name, step.waited_s)
+        with self.ledger:
+            self._steps[0] += 1
+            self._waited[0] += step.waited_s
             for part in step.parts:
-                self._count(ledger, part)
+                self._count(part, self._known[part.who.session_id])
         self._record(STEP_TIME, step.step_s)
         self._record(BATCH, len(step.parts))
         if step.draft_s:
             self._record(DRAFT_TIME, step.draft_s)
-        for part in step.parts:
-            self._measure(part)
+        decided = [part for part in step.parts if part.num_emitted]
+        for part in decided:
+            self._note_first(part, self._known[part.who.session_id])
+        if decided:  # one session a step, in turn: a value costs as much as all the counting
+            self._turn += 1
+            part = decided[self._turn % len(decided)]
+            if part.num_steps > 1:
+                self._record(INTER_TOKEN, part.interval_s)
 
-    def _count(self, ledger: Ledger, part: Part) -> None:
-        known = self._known[part.who.session_id]
-        who = known.labels
-        if part.num_prefilled:
-            ledger.add(PREFILLED.name, part.num_prefilled, who)
+    def _count(self, part: Part, known: _Known) -> None:
+        cells = known.cells
+        cells.prefilled[0] += part.num_prefilled
         if not part.num_emitted:
             return
-        ledger.add(EMITTED.name, part.num_emitted, who)
-        ledger.add(SESSION_STEPS.name, 1, who)
-        ledger.add(DEPTH.name, 1, (self._positions[min(part.depth, len(self._positions) - 1)],))
-        if part.num_guessed:
-            ledger.add(GUESSED.name, part.num_guessed, who)
-        if part.num_waits != known.num_waits or part.num_won != known.num_won:
-            ledger.add(WAITS.name, part.num_waits - known.num_waits, who)
-            ledger.add(WAITS_WON.name, part.num_won - known.num_won, who)
-            known.num_waits, known.num_won = part.num_waits, part.num_won
+        cells.emitted[0] += part.num_emitted
+        cells.guessed[0] += part.num_guessed
+        cells.steps[0] += 1
+        self._depths[min(part.depth, len(self._depths) - 1)][0] += 1
+        cells.waits[0] += part.num_waits - known.num_waits
+        cells.waits_won[0] += part.num_won - known.num_won
+        known.num_waits, known.num_won = part.num_waits, part.num_won
         if part.num_verified:
-            self._count_draft(ledger, part, known)
+            known.num_verified += part.num_verified
+            cells.checked[0] += 1
+            cells.drafted[0] += part.num_verified
+            cells.verified[0] += part.num_verified
+            cells.accepted[0] += part.num_accepted
+            cells.rejected[0] += part.num_verified - part.num_accepted
+            for cell in cells.verified_at[: part.num_verified]:
+                cell[0] += 1
+            for cell in cells.accepted_at[: part.num_accepted]:
+                cell[0] += 1
 
-    def _count_draft(self, ledger: Ledger, part: Part, known: _Known) -> None:
-        who = known.labels
-        known.num_verified += part.num_verified
-        ledger.add(CHECKED_DRAFTS.name, 1, who)
-        ledger.add(DRAFTED.name, part.num_verified, who)
-        ledger.add(VERIFIED.name, part.num_verified, who)
-        ledger.add(ACCEPTED.name, part.num_accepted, who)
-        ledger.add(REJECTED.name, part.num_verified - part.num_accepted, who)
-        for position in self._positions[: min(part.num_verified, len(self._positions) - 1)]:
-            ledger.add(VERIFIED_AT.name, 1, (known.drafter, position))
-        for position in self._positions[: min(part.num_accepted, len(self._positions) - 1)]:
-            ledger.add(ACCEPTED_AT.name, 1, (known.drafter, position))
-
-    def _measure(self, part: Part) -> None:
-        known = self._known[part.who.session_id]
-        if part.num_emitted and not known.first_ns:
+    def _note_first(self, part: Part, known: _Known) -> None:
+        if not known.first_ns:
             known.first_ns = self._wall_ns()
             if known.is_new:
                 self._record(FIRST_TOKEN, part.interval_s)
-        elif part.num_emitted:
-            self._record(INTER_TOKEN, part.interval_s)
 
     def orphaned(self, who: Who) -> None:
         """Count it."""
-        with self.ledger as ledger:
-            ledger.add(ORPHANED.name, 1, (self._known[who.session_id].labels[0],))
+        with self.ledger:
+            self._known[who.session_id].cells.lost[0] += 1
 
     def ended(self, end: Ended) -> None:
         """Count what is known only now, and export its spans."""
         known = self._known.pop(end.who.session_id)
-        usage, who = end.usage, known.labels
+        usage, cells = end.usage, known.cells
         with self.ledger as ledger:
-            ledger.add(DRAFTED.name, usage.num_drafted - known.num_verified, who)
-            ledger.add(DISCARDED.name, usage.num_discarded, who)
-            ledger.add(STALE.name, usage.num_stale_frames, who[:1])
+            cells.drafted[0] += usage.num_drafted - known.num_verified
+            cells.discarded[0] += usage.num_discarded
+            cells.stale[0] += usage.num_stale_frames
             if known.first_ns and known.is_new:
-                ledger.add(PROMPTED.name, usage.num_prompt, who)
+                cells.prompted[0] += usage.num_prompt
             ledger.add(ENDED.name, 1, (end.reason,))
             if end.failed:
                 ledger.add(ERRORS.name, 1, ("session", end.reason))
@@ -259,7 +267,7 @@ class HubTelemetry(HubObserver):
         attributes = {
             "session.id": end.who.session_id,
             "node": known.labels[0],
-            "drafter": known.drafter,
+            "drafter": known.labels[1],
             **self._model,
         }
         whole = Span(

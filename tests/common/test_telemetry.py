@@ -7,7 +7,7 @@ import logging
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -49,7 +49,7 @@ def test_a_config_that_is_wrong_says_so(config: dict[str, str], says: str) -> No
         TelemetryConfig(**config)  # type: ignore[arg-type]
 
 
-def exported(ledger: Ledger, config: TelemetryConfig) -> Iterator[str]:
+def exported(ledger: Ledger, config: TelemetryConfig) -> Generator[str, None, None]:
     with exporting(config, "test", [NUM], ledger, {}, {}) as telemetry:
         yield telemetry.address
 
@@ -58,7 +58,7 @@ def test_a_port_that_is_taken_and_files_that_are_missing_are_config_errors(tmp_p
     running = exported(Ledger([NUM]), TelemetryConfig("127.0.0.1:0"))
     with pytest.raises(ConfigError, match="cannot be served"):
         next(exported(Ledger([NUM]), TelemetryConfig(next(running))))
-    files = tuple(str(tmp_path / name) for name in ("cert", "key", "ca"))
+    files = (str(tmp_path / "cert"), str(tmp_path / "key"), str(tmp_path / "ca"))
     with pytest.raises(ConfigError, match="certificate files"):
         next(exported(Ledger([NUM]), TelemetryConfig("127.0.0.1:0", tls=files)))
     running.close()
@@ -126,7 +126,7 @@ def test_a_trace_header_that_is_none_is_ignored(header: str) -> None:
 def test_a_trace_header_is_read_and_written() -> None:
     trace = TraceContext.parse(HEADER)
     assert trace == TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", sampled=True)
-    assert trace
+    assert trace is not None
     assert trace.header == HEADER
     assert TraceContext.parse("cc" + HEADER[2:] + "-what-comes-later")
     assert TraceContext.parse(TraceContext.new().header)

@@ -58,8 +58,10 @@ class Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):
 def collecting() -> Iterator[tuple[str, Collector]]:
     """A collector on loopback; its URL."""
     server, collector = grpc.server(ThreadPoolExecutor(2)), Collector()
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Traces(collector), server)
-    metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(Metrics(collector), server)
+    add_traces: Any = trace_service_pb2_grpc.add_TraceServiceServicer_to_server
+    add_metrics: Any = metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server
+    add_traces(Traces(collector), server)
+    add_metrics(Metrics(collector), server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:

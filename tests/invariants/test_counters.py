@@ -117,8 +117,9 @@ def totals(found: Scrape) -> Iterator[tuple[str, float]]:
 async def test_every_drafted_id_has_one_fate_in_every_scrape() -> None:
     books = Books()
     engine = scripted_engine(0.003)
-    settings = {"metrics": "127.0.0.1:0", "orphan_grace_s": 1.5}
-    async with hub_of(engine, scheduler=free_running(), observers=[Broken(), books], **settings) as hub:
+    async with hub_of(
+        engine, scheduler=free_running(), observers=[Broken(), books], metrics="127.0.0.1:0", orphan_grace_s=1.5
+    ) as hub:
         scraping = asyncio.create_task(scrapes(hub.metrics))
         await asyncio.gather(*(one(number, hub.address) for number in range(15)))
         await until(lambda: hub.verifier.num_sessions == 0)
