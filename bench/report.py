@@ -29,6 +29,7 @@ PAGE = DOCS / "performance.md"
 SAMPLING = DOCS / "sampling.md"
 DRAFTERS = DOCS / "drafters.md"
 LINK = DOCS / "link.md"
+TELEMETRY = DOCS / "telemetry.md"
 
 Row = dict[str, Any]
 
@@ -55,7 +56,17 @@ def main() -> None:
     fill(SAMPLING, "acceptance", acceptance_table(list(Store(KEPT / "acceptance.jsonl").rows().values())))
     fill(DRAFTERS, "suffix", suffix_table(Store(KEPT / "suffix.jsonl").rows()))
     fill(SAMPLING, "structured", structured_table(list(Store(KEPT / "structured.jsonl").rows().values())))
+    fill(TELEMETRY, "telemetry", telemetry_table(Store(KEPT / "telemetry.jsonl").rows()))
     fill(LINK, "link", link_table(list(Store(KEPT / "link.jsonl").rows().values())))
+
+
+def telemetry_table(rows: dict[str, Row]) -> str:
+    """What is measured with telemetry and without it, and what an observation takes."""
+    if not rows:
+        return ""
+    lines = [(name, f"{row['median']:.4g} ({row['min']:.4g}-{row['max']:.4g})") for name, row in rows.items()]
+    first = next(iter(rows.values()))
+    return table(("", "median (range)"), lines) + f"\n\n{first['rounds']} rounds of each in turn; {first['machine']}."
 
 
 def fill(page: Path, name: str, content: str) -> None:

@@ -5,8 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shutil
+import socket
+import ssl
+import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Generator
 from pathlib import Path
 
@@ -61,6 +67,25 @@ def test_a_port_that_is_taken_and_files_that_are_missing_are_config_errors(tmp_p
     files = (str(tmp_path / "cert"), str(tmp_path / "key"), str(tmp_path / "ca"))
     with pytest.raises(ConfigError, match="certificate files"):
         next(exported(Ledger([NUM]), TelemetryConfig("127.0.0.1:0", tls=files)))
+    running.close()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
+def test_past_loopback_only_those_with_a_certificate_scrape(tmp_path: Path) -> None:
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    making = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=kit -days 1"
+    names = ("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert)
+    subprocess.run([*making.split(), *names], check=True, capture_output=True)
+    running = exported(Ledger([NUM]), TelemetryConfig("0.0.0.0:0", tls=(cert, key, cert)))
+    url = f"https://127.0.0.1:{next(running).rpartition(':')[2]}/metrics"
+    anybody = ssl.create_default_context(cafile=cert)
+    with pytest.raises((urllib.error.URLError, ConnectionError, ssl.SSLError)):
+        urllib.request.urlopen(url, context=anybody, timeout=10)
+    with socket.create_connection(("127.0.0.1", int(url.split(":")[2].split("/")[0]))):  # stalls, and holds up nobody
+        known = ssl.create_default_context(cafile=cert)
+        known.load_cert_chain(cert, key)
+        with urllib.request.urlopen(url, context=known, timeout=10) as answer:
+            assert b"process_" in answer.read()
     running.close()
 
 
