@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from baru_common.drafters import Drafter, TextDrafter
 from baru_common.frames import HubDescription
 from baru_common.sampling import SamplingParams
+from baru_common.trace_context import TraceContext
 
 from .client import LinkOptions, MicroNode, Prompt
 from .decoding import Reconcile
 from .events import Event
 from .link import Link
+from .observing import NodeObserver
 
 _T = TypeVar("_T")
 _LEAVE_S = 5.0
@@ -38,12 +40,13 @@ class SyncMicroNode:
         drafter: Drafter | TextDrafter | str | None = "ngram",
         timeout_s: float = 5.0,
         options: LinkOptions | None = None,
+        observers: Iterable[NodeObserver] = (),
     ) -> Iterator[SyncMicroNode]:
         """Connect for the length of the block; as `MicroNode.connect`."""
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="baru-micro", daemon=True)
         thread.start()
-        connection = MicroNode.connect(hub, drafter=drafter, timeout_s=timeout_s, options=options)
+        connection = MicroNode.connect(hub, drafter=drafter, timeout_s=timeout_s, options=options, observers=observers)
         try:
             node = _run(loop, connection.__aenter__())
             try:
@@ -67,10 +70,15 @@ class SyncMicroNode:
         return self._node.link
 
     def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, reconcile: Reconcile | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        reconcile: Reconcile | None = None,
+        trace: TraceContext | None = None,
     ) -> Iterator[Event]:
         """Yield the events of one generation; as `MicroNode.generate`."""
-        events = self._node.generate(prompt, params, reconcile=reconcile)
+        events = self._node.generate(prompt, params, reconcile=reconcile, trace=trace)
         try:
             while True:
                 try:
