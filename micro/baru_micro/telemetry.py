@@ -76,7 +76,8 @@ class NodeTelemetry(NodeObserver):
         self._clock, self._wall_ns = clock, wall_ns
         self._hubs, self._drafters = Bounded(_MAX_HUBS), Bounded(_MAX_DRAFTERS)
         self._running: dict[str, _Running] = {}
-        self._states: dict[Labels, float] = {}
+        self.link_states: dict[Labels, float] = {}
+        """As the gauge shows them."""
         self._round_trips_s: dict[Labels, float] = {}
         with self.ledger as ledger:
             for reason in (*(reason.value for reason in FinishReason), "left", *(e.reason for e in error_tree())):
@@ -88,7 +89,7 @@ class NodeTelemetry(NodeObserver):
     def exporting(self, config: TelemetryConfig) -> Iterator[str]:
         """Export while the block runs; yield where it is scraped."""
         gauges: Mapping[str, Callable[[], Series]] = {
-            LINK_STATE.name: lambda: self._states,
+            LINK_STATE.name: lambda: self.link_states,
             ROUND_TRIP_NOW.name: lambda: self._round_trips_s,
             RUNNING.name: lambda: {(): len(self._running)},
         }
@@ -100,7 +101,7 @@ class NodeTelemetry(NodeObserver):
     def hub_known(self, hub: str) -> None:
         """Its series begin."""
         label = self._hubs(hub)
-        self._states.setdefault((label,), STATES[LinkState.CONNECTING])
+        self.link_states.setdefault((label,), STATES[LinkState.CONNECTING])
         with self.ledger as ledger:
             ledger.add(OUTAGES.name, 0, (label,))
             ledger.add(ATTEMPTS.name, 0, (label, _OK))
@@ -108,7 +109,7 @@ class NodeTelemetry(NodeObserver):
     def link_changed(self, hub: str, state: LinkState) -> None:
         """Note it, and count it if the link went down."""
         label = self._hubs(hub)
-        self._states[label,] = STATES[state]
+        self.link_states[label,] = STATES[state]
         if state is LinkState.DOWN:
             with self.ledger as ledger:
                 ledger.add(OUTAGES.name, 1, (label,))
