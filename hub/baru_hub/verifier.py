@@ -87,6 +87,8 @@ class Verifier:
         self._max_depth = max_depth
         self._clock = clock
         self._tell = Told(observers)
+        self._unsaid: Stepped | None = None
+        """The last step, which observers are told of while the next one runs."""
         self._held_since_s: float | None = None
         """Since when the next step is held back for drafts."""
         self._link = link or LinkPolicy()
@@ -242,6 +244,7 @@ class Verifier:
                         await self._step(plan, scheduler)
                     self._note_wait(plan)
                 if not plan.blocks:
+                    self._say_step()
                     await self._sleep(plan.wait_s)
             except Exception:  # a fault of ours must not leave anybody waiting, nor keep others from being served
                 _log.exception("the verification loop failed; its %d sessions are ended", len(self._residents))
@@ -276,13 +279,14 @@ class Verifier:
                 resident.fail(error)
         waited_s = 0.0 if self._held_since_s is None else start_s - self._held_since_s
         draft_s = draft_end_s - start_s if any(block.own_depth for _, block in plan.blocks) else 0.0
-        step = Stepped([part for part in parts if part], verify_s, draft_s, waited_s)
-        self._tell(lambda observer: observer.stepped(step))
+        self._unsaid = Stepped([part for part in parts if part], verify_s, draft_s, waited_s)
 
     async def _verified(self, feeds: Sequence[Feed]) -> Sequence[Decision | BaruError]:
         """A step that is cancelled from within fails like any other; the loop is not cancelled with it."""
         step = asyncio.ensure_future(self._engine.verify(feeds))
         try:
+            await asyncio.sleep(0)  # it has begun
+            self._say_step()
             await asyncio.wait([step])
         finally:
             step.cancel()
@@ -346,6 +350,11 @@ class Verifier:
             num_won=state.pace.answers.num_won,
             interval_s=now_s - since_s,
         )
+
+    def _say_step(self) -> None:
+        if step := self._unsaid:
+            self._unsaid = None
+            self._tell(lambda observer: observer.stepped(step))
 
     def _note_wait(self, plan: Plan) -> None:
         if plan.blocks or plan.wait_s is None:
@@ -476,6 +485,7 @@ class Verifier:
 
     def _release(self, resident: Resident) -> None:
         self._engine.free(resident.sequence)
+        self._say_step()  # it may have been in it
         end = resident.ended()
         self._tell(lambda observer: observer.ended(end))
 
