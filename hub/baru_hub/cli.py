@@ -14,7 +14,17 @@ from rich.console import Console
 from rich.text import Text
 
 from baru_common import __version__
-from baru_common.cli_support import configure_logs, given, harmless, print_json, run
+from baru_common.cli_support import (
+    LogFormatOption,
+    MetricsOption,
+    MetricsTlsOption,
+    OtlpOption,
+    configure_logs,
+    given,
+    harmless,
+    print_json,
+    run,
+)
 from baru_common.config_file import ConfigFile
 from baru_common.discovery import announced
 from baru_common.identity import Role
@@ -103,14 +113,21 @@ def serve(
     ] = HubConfig.traffic_shape,
     shape_tick_ms: Annotated[int, typer.Option(help="Time between two of their cells.")] = HubConfig.shape_tick_ms,
     reflection: Annotated[bool, typer.Option("--reflection", help="Serve gRPC reflection.")] = False,
+    metrics: MetricsOption = HubConfig.metrics,
+    metrics_tls: MetricsTlsOption = HubConfig.metrics_tls,
+    otlp: OtlpOption = HubConfig.otlp,
+    log_format: LogFormatOption = HubConfig.log_format,
+    log_sessions: Annotated[
+        bool, typer.Option("--log-sessions", help="Log a line for each session that begins and ends.")
+    ] = HubConfig.log_sessions,
     json_output: Annotated[bool, typer.Option("--json", help="Say what happens as JSON lines.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
 ) -> None:
     """Load the target and serve it until SIGTERM or Ctrl-C, which let running sessions finish."""
-    configure_logs(verbose=verbose)
     file, said = ConfigFile.read(config), given(context)
     target = file.settings("target", TargetConfig, said)
     hub = file.settings("hub", HubConfig, said)
+    configure_logs(verbose=verbose, log_format=hub.log_format)
     if hub.tls:
         TlsFiles.of(hub.tls, Role.HUB).load(Role.HUB)  # what is wrong is said before the target loads
     say = Say(json_output=json_output)
@@ -215,7 +232,8 @@ async def _serve(engine: Engine, config: HubConfig, say: Say) -> None:
         if config.announce:
             host, port = split_address(hub.address)
             await stack.enter_async_context(announced(host, port, config.announce))
-        say.event("ready", address=hub.address, target=engine.spec.target_name, engine=engine.spec.engine)
+        facts = {"metrics": hub.metrics} if hub.metrics else {}
+        say.event("ready", address=hub.address, target=engine.spec.target_name, engine=engine.spec.engine, **facts)
         await stop.wait()
         say.event("draining", sessions=str(hub.verifier.num_sessions))
         await hub.drain(config.drain_grace_s)

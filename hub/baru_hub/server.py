@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
@@ -22,8 +22,11 @@ from .checkpoint import open_checkpoint
 from .config import HubConfig, split_address
 from .engines import Engine
 from .guard import Guard, policy_of
+from .observing import HubObserver
 from .scheduler import GoodputScheduler, Scheduler
 from .servicer import SERVICE, DraftingServicer, add_to, identified
+from .session_log import SessionLog
+from .telemetry import HubTelemetry
 from .verifier import Verifier
 
 _LAST_FRAMES_S = 0.5
@@ -39,6 +42,8 @@ class Hub:
     verifier: Verifier
     server: grpc.aio.Server
     health: health.aio.HealthServicer
+    metrics: str
+    """Where its metrics are scraped; empty: nowhere."""
 
     async def drain(self, grace_s: float) -> None:
         """Tell health checks, admit nobody, and give running sessions `grace_s` to end."""
@@ -48,9 +53,15 @@ class Hub:
 
 @asynccontextmanager
 async def running_hub(
-    engine: Engine, config: HubConfig, *, scheduler: Scheduler | None = None, identify: Identify = identified
+    engine: Engine,
+    config: HubConfig,
+    *,
+    scheduler: Scheduler | None = None,
+    identify: Identify = identified,
+    observers: Sequence[HubObserver] = (),
 ) -> AsyncIterator[Hub]:
-    """Serve `engine` while the block runs, scheduled by goodput unless `scheduler` is given.
+    """Serve `engine` while the block runs, scheduled by goodput unless `scheduler` is given; `observers` are told what
+    happens.
 
     ConfigError when the address cannot be taken or a certificate is wrong, ClockError when the clock is, EngineFailure
     when the target cannot take a step.
@@ -65,18 +76,26 @@ async def running_hub(
     )
     if scheduler is None:
         scheduler = GoodputScheduler(await engine.calibrate(), config.max_prefill, config.max_patience_ms / 1000)
-    async with (
-        open_checkpoint(config) as checkpoint,
-        Verifier(
-            engine,
-            scheduler,
-            limits,
-            max_depth=config.max_depth,
-            link=config.link,
-            checkpoint=checkpoint,
-            quotas=config,
-        ) as verifier,
-    ):
+    async with AsyncExitStack() as stack:
+        metrics, keepers = "", list[HubTelemetry]()
+        if config.telemetry.is_on:  # it sees the last session end
+            keepers.append(HubTelemetry(config.max_depth))
+            metrics = stack.enter_context(keepers[0].exporting(config.telemetry, engine.spec.target_name))
+        checkpoint = await stack.enter_async_context(open_checkpoint(config.tls, config.audit))
+        verifier = await stack.enter_async_context(
+            Verifier(
+                engine,
+                scheduler,
+                limits,
+                max_depth=config.max_depth,
+                link=config.link,
+                checkpoint=checkpoint,
+                quotas=config,
+                observers=[*observers, *keepers, *([SessionLog()] if config.log_sessions else [])],
+            )
+        )
+        for keeper in keepers:
+            keeper.watch(verifier)
         guard = Guard(policy_of(files, config.allow, config.allow_file), verifier, checkpoint) if files else None
         limited = CallLimits(config, identify)
         server = grpc.aio.server(
@@ -103,7 +122,7 @@ async def running_hub(
         for name in ("", SERVICE):
             await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
         try:
-            yield Hub(address, verifier, server, health_servicer)
+            yield Hub(address, verifier, server, health_servicer, metrics)
         finally:
             if watching:
                 watching.cancel()

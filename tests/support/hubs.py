@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -11,6 +11,7 @@ from baru_common.model_files import LoadedModel
 from baru_common.sampling import SamplingParams
 from baru_hub.config import HubConfig
 from baru_hub.engines import Engine
+from baru_hub.observing import HubObserver
 from baru_hub.scheduler import Scheduler
 from baru_hub.server import Hub, running_hub
 from baru_micro import Finish, MicroNode, Step
@@ -38,6 +39,7 @@ async def hub_of(
     *,
     scheduler: Scheduler | None = None,
     kv_cache_mb: int = KV_CACHE_MB,
+    observers: Sequence[HubObserver] = (),
     **settings: object,
 ) -> AsyncIterator[Hub]:
     """Serve `target` on a free loopback port, in lockstep unless told otherwise: what is verified then
@@ -45,7 +47,8 @@ async def hub_of(
     engine = _engine_of(target, kv_cache_mb) if isinstance(target, LoadedModel) else target
     scheduler = scheduler or Lockstep()
     try:
-        async with running_hub(engine, replace(LOOPBACK, **settings), scheduler=scheduler) as hub:  # type: ignore[arg-type]
+        config = replace(LOOPBACK, **settings)  # type: ignore[arg-type]
+        async with running_hub(engine, config, scheduler=scheduler, observers=observers) as hub:
             yield hub
     finally:
         await engine.close()
