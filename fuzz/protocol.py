@@ -44,9 +44,9 @@ from baru_common.frames import (
     Verdict,
 )
 from baru_common.sampling import SamplingParams
-from baru_hub import servicer
 from baru_hub.orphans import LinkPolicy
 from baru_hub.scheduler import Plan
+from baru_hub.servicer import DraftingServicer
 from baru_hub.session import Session
 from baru_hub.verifier import LiveSession, Verifier
 
@@ -102,7 +102,7 @@ class Node:
     opened: Opened | None = None
     live: LiveSession | None = None
     frames: AsyncIterator[HubFrame] | None = None
-    inbox: asyncio.Queue[pb.DecodeRequest | None] = field(default_factory=asyncio.Queue)
+    inbox: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
     reader: asyncio.Task[None] | None = None
     coming: asyncio.Future[HubFrame] | None = None
     """A frame under way to it."""
@@ -307,7 +307,7 @@ class Protocol(RuleBasedStateMachine):
             return None
         node = node or Node(request, identity, honest, list(request.committed))
         node.begin(request, live)
-        node.reader = self.loop.create_task(servicer._read(_until_none(node.inbox), live))
+        node.reader = self.loop.create_task(DraftingServicer(self.verifier)._read(_until_none(node.inbox), live))
         if node not in self.nodes:
             self.nodes.append(node)
         self._read(node, 1)
@@ -318,7 +318,7 @@ class Protocol(RuleBasedStateMachine):
         self.num_frames += 1
         if node.reader and not node.reader.done():
             others = self._others(node)
-            node.inbox.put_nowait(pb.DecodeRequest.FromString(wire.encode_request(frame).SerializeToString()))
+            node.inbox.put_nowait(wire.encode_request(frame).SerializeToString())
             self._settle()
             assert self._others(node) == others, "another session was touched"
 
@@ -662,6 +662,6 @@ def _decoded_alone(ids: Sequence[int], right: Sequence[int]) -> list[int]:
     return said
 
 
-async def _until_none(inbox: asyncio.Queue[pb.DecodeRequest | None]) -> AsyncIterator[pb.DecodeRequest]:
+async def _until_none(inbox: asyncio.Queue[bytes | None]) -> AsyncIterator[bytes]:
     while (message := await inbox.get()) is not None:
         yield message

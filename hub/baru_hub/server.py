@@ -101,7 +101,7 @@ async def running_hub(
         server = grpc.aio.server(
             interceptors=[guard, limited] if guard else [limited],  # who calls is known before it is counted
             options=server_options(
-                max_streams=config.max_identity_calls,
+                max_streams=config.max_identity_calls if files else config.max_calls,
                 max_connections=config.max_connections,
                 max_connection_age_s=config.max_session_age_s,
             ),

@@ -195,7 +195,7 @@ class Verifier:
             raise
 
     async def _open(self, request: Open, identity: str, trace: TraceContext) -> LiveSession:
-        check_open(request, self.spec, self._limits)
+        check_open(request, self.spec, self._limits, self._quotas)
         self._require_open()
         if request.resume:
             async with self._engine_free:  # between two steps, so that nothing under way is of the stream before

@@ -147,7 +147,7 @@ async def test_a_settings_file_is_followed_and_options_go_before_it(tmp_path: Pa
         (("--listen", "127.0.0.1"), ("'127.0.0.1' is not an address", "HOST:PORT")),
         (("--listen", "127.0.0.1:http"), ("is not an address", "HOST:PORT")),
         (("--listen", "127.0.0.1:65536"), ("65536 is not a port", "0 to 65535")),
-        (("--listen", "0.0.0.0:7443"), ("not a loopback address", "[::1]")),
+        (("--listen", "0.0.0.0:7443"), ("not a loopback address", "--tls")),
         (("--dtype", "int3", "--target", "/no"), ("error:", "what to do:")),
         (("--max-sessions", "0"), ("max_sessions is 0, must be at least 1",)),
         (("--max-depth", "-1"), ("max_depth is -1, must be at least 0",)),
