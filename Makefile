@@ -81,6 +81,7 @@ bench: $(STAMP) ## Measure: simulated devices and links, real models here; then 
 	@$(BIN)/python -m bench.link
 	@$(BIN)/python -m bench.misbehaviour
 	@$(BIN)/python -m bench.shape
+	@$(BIN)/python -m bench.telemetry
 	@$(BIN)/python -m bench.report --fresh
 
 bench-pair: $(STAMP) ## Measure what sampling accepts on the opt-in model pair (after `make bench-models`)

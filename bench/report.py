@@ -30,6 +30,7 @@ SAMPLING = DOCS / "sampling.md"
 DRAFTERS = DOCS / "drafters.md"
 LINK = DOCS / "link.md"
 SECURITY = DOCS / "security.md"
+TELEMETRY = DOCS / "telemetry.md"
 
 Row = dict[str, Any]
 
@@ -57,8 +58,18 @@ def main() -> None:
     fill(DRAFTERS, "suffix", suffix_table(Store(KEPT / "suffix.jsonl").rows()))
     fill(SAMPLING, "structured", structured_table(list(Store(KEPT / "structured.jsonl").rows().values())))
     fill(SECURITY, "misbehaviour", misbehaviour_table(list(Store(KEPT / "misbehaviour.jsonl").rows().values())))
+    fill(TELEMETRY, "telemetry", telemetry_table(Store(KEPT / "telemetry.jsonl").rows()))
     fill(LINK, "link", link_table(list(Store(KEPT / "link.jsonl").rows().values())))
     fill(SECURITY, "shape", shape_table(list(Store(KEPT / "shape.jsonl").rows().values())))
+
+
+def telemetry_table(rows: dict[str, Row]) -> str:
+    """What is measured with telemetry and without it, and what an observation takes."""
+    if not rows:
+        return ""
+    lines = [(name, f"{row['median']:.4g} ({row['min']:.4g}-{row['max']:.4g})") for name, row in rows.items()]
+    first = next(iter(rows.values()))
+    return table(("", "median (range)"), lines) + f"\n\n{first['rounds']} rounds of each in turn; {first['machine']}."
 
 
 def fill(page: Path, name: str, content: str) -> None:

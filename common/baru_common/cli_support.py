@@ -5,13 +5,31 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from .errors import BaruError
+from .logs import JsonFormatter, LogFormat, TextFormatter
+
+MetricsOption = Annotated[
+    str, typer.Option("--metrics", help="HOST:PORT for Prometheus to scrape; port 0 takes a free one.")
+]
+MetricsTlsOption = Annotated[
+    tuple[str, str, str],
+    typer.Option(
+        "--metrics-tls",
+        metavar="CERT KEY CA",
+        help="PEM files for scraping past loopback: certificate, key, and who signs those of scrapers.",
+    ),
+]
+OtlpOption = Annotated[
+    str, typer.Option("--otlp", help="URL to push metrics and traces to; default: $OTEL_EXPORTER_OTLP_ENDPOINT.")
+]
+LogFormatOption = Annotated[LogFormat, typer.Option("--log-format", help="How log lines look, on stderr.")]
+NO_TLS = ("", "", "")
 
 EXIT_ERROR = 1
 EXIT_UNTRUSTED = 3
@@ -48,9 +66,11 @@ def given(context: typer.Context) -> dict[str, Any]:
     return {name: context.params[name] for name in said}
 
 
-def configure_logs(*, verbose: bool) -> None:
+def configure_logs(*, verbose: bool, log_format: LogFormat = LogFormat.TEXT) -> None:
     """Log to stderr: warnings, or everything of ours when `verbose`."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     for name in ("baru_common", "baru_hub", "baru_micro"):
         logging.getLogger(name).setLevel(logging.DEBUG if verbose else logging.INFO)
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 
 from baru_common.errors import BaruError
 from baru_common.frames import Finished
@@ -18,7 +19,6 @@ from baru_common.receipts import PURPOSE, Statement, digests
 from baru_common.signatures import ANYBODY, spelled, utc_now
 
 from .audit_log import AuditLog
-from .config import HubConfig
 from .session import Session
 from .signing import Notary, default_folder, state_folder
 
@@ -147,13 +147,13 @@ class Visit:
 
 
 @asynccontextmanager
-async def open_checkpoint(config: HubConfig) -> AsyncIterator[Checkpoint]:
-    """Keep a hub's checkpoint while the block runs.
+async def open_checkpoint(tls: Path | None, audit_folder: Path | None) -> AsyncIterator[Checkpoint]:
+    """Keep a hub's checkpoint while the block runs; the arguments are those settings of `HubConfig`.
 
     ConfigError when there is no key to sign with, or the audit log cannot be written; AuditBroken when it was changed.
     """
-    notary = Notary(config.tls or state_folder(), certified=config.tls is not None)
-    folder = config.audit or (default_folder() if config.tls else None)
+    notary = Notary(tls or state_folder(), certified=tls is not None)
+    folder = audit_folder or (default_folder() if tls else None)
     audit = AuditLog(folder, notary) if folder else None
     if audit:
         await asyncio.to_thread(audit.start)

@@ -14,7 +14,17 @@ from rich.console import Console
 from rich.text import Text
 
 from baru_common import __version__
-from baru_common.cli_support import configure_logs, given, harmless, print_json, run
+from baru_common.cli_support import (
+    LogFormatOption,
+    MetricsOption,
+    MetricsTlsOption,
+    OtlpOption,
+    configure_logs,
+    given,
+    harmless,
+    print_json,
+    run,
+)
 from baru_common.config_file import ConfigFile
 from baru_common.discovery import announced
 from baru_common.identity import Role
@@ -123,14 +133,21 @@ def serve(
         CanaryMode, typer.Option(help="Drafters that were not measured, or fail: auto leaves them out, off admits all.")
     ] = Follow.canary,
     reflection: Annotated[bool, typer.Option("--reflection", help="Serve gRPC reflection.")] = False,
+    metrics: MetricsOption = HubConfig.metrics,
+    metrics_tls: MetricsTlsOption = HubConfig.metrics_tls,
+    otlp: OtlpOption = HubConfig.otlp,
+    log_format: LogFormatOption = HubConfig.log_format,
+    log_sessions: Annotated[
+        bool, typer.Option("--log-sessions", help="Log a line for each session that begins and ends.")
+    ] = HubConfig.log_sessions,
     json_output: Annotated[bool, typer.Option("--json", help="Say what happens as JSON lines.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
 ) -> None:
     """Load the target and serve it until SIGTERM or Ctrl-C, which let running sessions finish."""
-    configure_logs(verbose=verbose)
     file, said = ConfigFile.read(config), given(context)
     target = file.settings("target", TargetConfig, said)
     hub = file.settings("hub", HubConfig, said)
+    configure_logs(verbose=verbose, log_format=hub.log_format)
     follow = file.settings("posture", Follow, said)
     follow.check()
     if hub.tls:
@@ -239,7 +256,9 @@ async def _serve(engine: Engine, config: HubConfig, say: Say, follow: Follow) ->
             host, port = split_address(hub.address)
             await stack.enter_async_context(announced(host, port, config.announce))
         spec = engine.spec
-        say.event("ready", address=hub.address, target=spec.target_name, engine=spec.engine, posture=keeper.name)
+        facts = {"metrics": hub.metrics} if hub.metrics else {}
+        facts["posture"] = keeper.name
+        say.event("ready", address=hub.address, target=spec.target_name, engine=spec.engine, **facts)
         await stop.wait()
         say.event("draining", sessions=str(hub.verifier.num_sessions))
         await hub.drain(config.drain_grace_s)

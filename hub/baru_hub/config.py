@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from baru_common.addresses import is_loopback
+from baru_common.addresses import split_address as split_address
 from baru_common.channel_options import MAX_MESSAGE_BYTES
 from baru_common.errors import ConfigError
 from baru_common.frames import TrafficShape
+from baru_common.logs import LogFormat
 from baru_common.model_files import DEFAULT_TARGET
 from baru_common.shaping import check_shape
+from baru_common.telemetry import TelemetryConfig
 
 from .access import EVERYBODY, allow_list
 from .orphans import LinkPolicy
@@ -130,20 +133,29 @@ class HubConfig(Quotas):
     """Time between two of these."""
     shape_round_s: float = TrafficShape.round_ms / 1000
     """A shaped stream lasts this long, or 2, 4, 8, ... times as long."""
+    metrics: str = TelemetryConfig.metrics
+    """HOST:PORT to be scraped at by Prometheus; empty: nowhere. See `TelemetryConfig`."""
+    metrics_tls: tuple[str, str, str] = TelemetryConfig.tls
+    """Files for scraping past loopback: certificate, key, client CA."""
+    otlp: str = TelemetryConfig.otlp
+    """URL that metrics and traces are pushed to; empty: the environment's, if any."""
+    log_format: LogFormat = LogFormat.TEXT
+    """How log lines look."""
+    log_sessions: bool = False
+    """Log a line for each session that begins and ends."""
 
     def __post_init__(self) -> None:
         if not self.max_draft_ahead:
             object.__setattr__(self, "max_draft_ahead", max(_DRAFT_AHEAD, self.max_depth))
         super().__post_init__()
-        host, port = split_address(self.listen)
-        if not self.tls and not _is_loopback(host):
+        host, _ = split_address(self.listen)
+        if not self.tls and not is_loopback(host):
             raise ConfigError(
                 f"listen is {self.listen}: {host} is not a loopback address, and without tls anybody could connect",
                 hint="give --tls with a folder made by `baru-hub certs issue NAME --role hub`, or listen on 127.0.0.1",
             )
         self._check_allow()
-        if not 0 <= port < 1 << 16:
-            raise ConfigError(f"listen is {self.listen}: {port} is not a port", hint="use 0 to 65535")
+        _ = self.telemetry  # says what is wrong with it
         for name, least in _LEAST.items():
             if not least <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} is {getattr(self, name)}, must be at least {least}")
@@ -177,6 +189,11 @@ class HubConfig(Quotas):
         return TrafficShape(self.shape_cell_bytes, self.shape_tick_ms, round(self.shape_round_s * 1000), required)
 
     @property
+    def telemetry(self) -> TelemetryConfig:
+        """Where metrics and traces go."""
+        return TelemetryConfig(self.metrics, self.otlp, self.metrics_tls)
+
+    @property
     def link(self) -> LinkPolicy:
         """What is made of links that break."""
         return LinkPolicy(
@@ -186,18 +203,3 @@ class HubConfig(Quotas):
             orphan_tokens=self.orphan_tokens,
             orphan_bytes=self.orphan_mb << 20,
         )
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Split HOST:PORT, [IPV6]:PORT; ConfigError for anything else."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal():
-        raise ConfigError(f"{address!r} is not an address", hint="use HOST:PORT, e.g. 127.0.0.1:7443")
-    return host.strip("[]"), int(port)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

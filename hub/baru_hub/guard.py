@@ -173,8 +173,8 @@ class Guard(grpc.aio.ServerInterceptor):
         for session_id, holder in list(self._holders.items()):
             if not self._verifier.has(session_id):
                 del self._holders[session_id]
-            elif self._refusal(holder):
-                self._verifier.close(session_id)
+            elif refusal := self._refusal(holder):
+                self._verifier.close(session_id, refusal.reason)
         for call in list(self._calls):
             if refusal := self._refusal(call.holder):
                 self._deny(call.holder, refusal)

@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator, Callable
 
 from baru_common.errors import BaruError, HubTimeout, Superseded
 from baru_common.frames import Draft, DrafterInfo, Finished, FinishReason, Heartbeat, HubFrame, Posture
+from baru_common.observers import Told
 
 from .checkpoint import Visit
 from .engines import Allocation
+from .observing import Ended, HubObserver, Place, Who
 from .orphans import LinkPolicy, Orphan
 from .session import Session
 
@@ -19,6 +21,7 @@ MAX_OUTBOX = 64
 """Frames that wait for a node to read them; then its session is paused."""
 ABANDONED = "ABANDONED"
 """Why a session ended whose node went away, and did not come back in time."""
+_NO_FAILURES = {ABANDONED, *(reason.value for reason in FinishReason)}
 
 
 class Resident:
@@ -28,19 +31,22 @@ class Resident:
         self,
         visit: Visit,
         allocation: Allocation,
+        who: Who,
         policy: LinkPolicy,
         clock: Callable[[], float],
         wake: Callable[[], None],
+        tell: Told[HubObserver],
         max_idle_s: float = math.inf,
     ) -> None:
         self.visit = visit
         self.state = visit.state
-        self.identity = visit.identity
         self.sequence = allocation.sequence
+        self.who = who
         self.key = secrets.token_bytes(32)
         self.stream: LiveSession | None = None
         self.orphan: Orphan | None = None
-        self.closed = False
+        self.reason = ""
+        """Why it ended, once it has: a `FinishReason`, the reason of an error, or ABANDONED."""
         self.heard_epoch = 0
         """Last epoch whose node has said something: it knows that it has the session."""
         self.tier = ""
@@ -53,7 +59,18 @@ class Resident:
         self.wake = wake
         self.max_idle_s = max_idle_s
         self.born_s = clock()
+        self._tell = tell
         self._num_bytes = allocation.num_bytes
+
+    @property
+    def identity(self) -> str:
+        """Of its node."""
+        return self.who.node
+
+    @property
+    def closed(self) -> bool:
+        """It has ended."""
+        return bool(self.reason)
 
     @property
     def has_work(self) -> bool:
@@ -68,6 +85,15 @@ class Resident:
         if self.orphan:
             return self.orphan.may_decode(len(self.state.committed), self.policy)
         return self.stream is not None and not self.stream.full
+
+    @property
+    def place(self) -> Place:
+        """Where it stands."""
+        if not self.has_work:
+            return Place.ENDING
+        if self.orphan:
+            return Place.ORPHANED
+        return Place.UNREAD if self.stream and self.stream.full else Place.ATTACHED
 
     def attach(self) -> LiveSession:
         """Give it a new stream. An older one ends: there is one stream to a session."""
@@ -84,6 +110,7 @@ class Resident:
             return
         self.orphan = Orphan(self.clock(), len(self.state.committed), self._num_bytes)
         self.state.leave()
+        self._tell(lambda observer: observer.orphaned(self.who))
         self.wake()
 
     def finish(self, reason: FinishReason) -> None:
@@ -95,7 +122,7 @@ class Resident:
         except BaruError as error:
             self.fail(error)
         else:
-            self._end()
+            self._end(reason.value)
 
     def fail(self, error: BaruError) -> None:
         """End with an error, which the node hears if it is there."""
@@ -107,12 +134,17 @@ class Resident:
         """End without a word."""
         if not self.closed:
             self.visit.fail(reason)
-        self._end()
+            self._end(reason)
 
-    def _end(self) -> None:
+    def _end(self, reason: str) -> None:
         """Stop working for it; its memory is given back between two steps."""
-        self.closed = True
+        self.reason = reason
         self.wake()
+
+    def ended(self) -> Ended:
+        """What is to be said of it when it is over."""
+        failed = self.reason not in _NO_FAILURES
+        return Ended(self.who, self.reason, failed, self.state.usage())
 
 
 class LiveSession:
@@ -196,7 +228,7 @@ class LiveSession:
     def close(self) -> None:
         """End the session without a word."""
         if self._attached:
-            self._resident.close()
+            self._resident.close(FinishReason.CANCELLED.value)
 
     def lose(self) -> None:
         """The link broke: the session runs on for a while without its node."""
@@ -213,9 +245,14 @@ class LiveSession:
     # -- what the node hears
 
     @property
+    def num_unread(self) -> int:
+        """Frames that wait for the node."""
+        return self._outbox.qsize()
+
+    @property
     def full(self) -> bool:
         """The node has not read for a while."""
-        return self._outbox.qsize() >= MAX_OUTBOX
+        return self.num_unread >= MAX_OUTBOX
 
     def send(self, frame: HubFrame) -> None:
         """Queue a frame for the node."""

@@ -150,7 +150,7 @@ class Pace:
 
     def restart(self) -> None:
         """Begin anew over another link: what survives of the drafts is still known, how fast they come is not."""
-        self.answers = Answers()
+        self.answers = Answers(num_waits=self.answers.num_waits, num_won=self.answers.num_won)
         self.depth = self.survival.reach
         self.window = min(2 * self.depth, self.most_ahead or 2 * self.depth)
 

@@ -58,6 +58,10 @@ class PagePool:
         """Pages that a new sequence could get: free and idle ones."""
         return len(self._free) + len(self._idle)
 
+    def census(self) -> dict[str, int]:
+        """Pages by where they are."""
+        return {"held": len(self._holders), "idle": len(self._idle), "free": len(self._free)}
+
     def num_pages_for(self, num_ids: int) -> int:
         """Pages that hold `num_ids` ids."""
         return -(-num_ids // self.page_size)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
@@ -22,9 +22,12 @@ from .checkpoint import open_checkpoint
 from .config import HubConfig, split_address
 from .engines import Engine
 from .guard import Guard, policy_of
+from .observing import HubObserver
 from .posture_keeper import PostureKeeper
 from .scheduler import GoodputScheduler, Scheduler
 from .servicer import SERVICE, DraftingServicer, add_to, identified
+from .session_log import SessionLog
+from .telemetry import HubTelemetry
 from .verifier import Verifier
 
 _LAST_FRAMES_S = 0.5
@@ -40,6 +43,8 @@ class Hub:
     verifier: Verifier
     server: grpc.aio.Server
     health: health.aio.HealthServicer
+    metrics: str
+    """Where its metrics are scraped; empty: nowhere."""
 
     async def drain(self, grace_s: float) -> None:
         """Tell health checks, admit nobody, and give running sessions `grace_s` to end."""
@@ -54,9 +59,11 @@ async def running_hub(
     *,
     scheduler: Scheduler | None = None,
     identify: Identify = identified,
+    observers: Sequence[HubObserver] = (),
     posture: PostureKeeper | None = None,
 ) -> AsyncIterator[Hub]:
-    """Serve `engine` while the block runs, scheduled by goodput unless `scheduler` is given.
+    """Serve `engine` while the block runs, scheduled by goodput unless `scheduler` is given; `observers` are told what
+    happens.
 
     `posture` says what drafting may be done; None: any. ConfigError when the address cannot be taken or a certificate
     is wrong, ClockError when the clock is, EngineFailure when the target cannot take a step.
@@ -71,20 +78,29 @@ async def running_hub(
     )
     if scheduler is None:
         scheduler = GoodputScheduler(await engine.calibrate(), config.max_prefill, config.max_patience_ms / 1000)
-    async with (
-        open_checkpoint(config) as checkpoint,
-        posture.watching() if posture else nullcontext(),
-        Verifier(
-            engine,
-            scheduler,
-            limits,
-            max_depth=config.max_depth,
-            link=config.link,
-            checkpoint=checkpoint,
-            quotas=config,
-            posture=posture,
-        ) as verifier,
-    ):
+    async with AsyncExitStack() as stack:
+        metrics, keepers = "", list[HubTelemetry]()
+        if config.telemetry.is_on:  # it sees the last session end
+            keepers.append(HubTelemetry(config.max_depth))
+            metrics = stack.enter_context(keepers[0].exporting(config.telemetry, engine.spec.target_name))
+        checkpoint = await stack.enter_async_context(open_checkpoint(config.tls, config.audit))
+        if posture:
+            await stack.enter_async_context(posture.watching())
+        verifier = await stack.enter_async_context(
+            Verifier(
+                engine,
+                scheduler,
+                limits,
+                max_depth=config.max_depth,
+                link=config.link,
+                checkpoint=checkpoint,
+                quotas=config,
+                observers=[*observers, *keepers, *([SessionLog()] if config.log_sessions else [])],
+                posture=posture,
+            )
+        )
+        for keeper in keepers:
+            keeper.watch(verifier)
         guard = Guard(policy_of(files, config.allow, config.allow_file), verifier, checkpoint) if files else None
         limited = CallLimits(config, identify)
         server = grpc.aio.server(
@@ -111,7 +127,7 @@ async def running_hub(
         for name in ("", SERVICE):
             await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
         try:
-            yield Hub(address, verifier, server, health_servicer)
+            yield Hub(address, verifier, server, health_servicer, metrics)
         finally:
             if watching:
                 watching.cancel()

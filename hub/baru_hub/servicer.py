@@ -18,6 +18,7 @@ from baru_common import wire
 from baru_common.channel_options import MAX_MESSAGE_BYTES
 from baru_common.errors import BaruError, EngineFailure, HubTimeout, Incompatible, InvalidRequest, NotFound
 from baru_common.frames import Cancel, Draft, FinishReason, Heartbeat, NodeFrame, Open, TrafficShape
+from baru_common.trace_context import TRACEPARENT, TraceContext
 
 from .call_limits import Identify, abort
 from .guard import caller, hold
@@ -86,7 +87,7 @@ class DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
         """Run one session; see the contract. Messages come as bytes: their size is seen before they are read."""
         if self._shape and self._shape.required:
             await abort(context, Incompatible("this hub takes shaped streams only", hint="allow the node to shape"))
-        responses = self._responses(request_iterator, self._identify(context), _OPEN_TIMEOUT_S)
+        responses = self._responses(request_iterator, context, _OPEN_TIMEOUT_S)
         try:
             await self._write(responses, context)
         except BaruError as error:
@@ -101,7 +102,7 @@ class DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
                 context, Incompatible("this hub shapes no traffic", hint="start it with --traffic-shape")
             )
         unshaped = Unshaped(self._paced(cell.data async for cell in request_iterator), shape)
-        messages = self._messages(unshaped, shape, self._identify(context))
+        messages = self._messages(unshaped, shape, context)
         try:
             await self._write((pb.Cell(data=data) async for data in shaped(messages, shape)), context)
         finally:
@@ -119,10 +120,10 @@ class DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
                 with suppress(grpc.aio.BaseError):  # it left
                     await abort(context, _UNREAD)
 
-    async def _messages(self, unshaped: Unshaped, shape: TrafficShape, identity: str) -> AsyncGenerator[bytes, None]:
+    async def _messages(self, unshaped: Unshaped, shape: TrafficShape, context: Context) -> AsyncGenerator[bytes, None]:
         open_s = _OPEN_TIMEOUT_S + MAX_MESSAGE_BYTES / shape.cell_bytes * shape.tick_ms / 1000
         try:
-            async with aclosing(self._responses(unshaped.messages(), identity, open_s)) as responses:
+            async with aclosing(self._responses(unshaped.messages(), context, open_s)) as responses:
                 async for response in responses:
                     yield response.SerializeToString()
         finally:
@@ -138,10 +139,11 @@ class DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
                 await asyncio.sleep(wait_s)
 
     async def _responses(
-        self, requests: AsyncIterator[bytes], identity: str, open_timeout_s: float
+        self, requests: AsyncIterator[bytes], context: Context, open_timeout_s: float
     ) -> AsyncGenerator[pb.DecodeResponse, None]:
         """Serve one session; raises the BaruError that ends it."""
-        live = await self._verifier.open(await self._first_frame(requests, open_timeout_s), identity)
+        identity, trace = self._identify(context), _trace(context)
+        live = await self._verifier.open(await self._first_frame(requests, open_timeout_s), identity, trace)
         hold(live.state.session_id)
         reader = asyncio.create_task(self._read(requests, live))
         try:
@@ -174,13 +176,19 @@ class DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
         except BaruError as error:
             live.fail(error)
         except Exception:  # nothing that a node sends may go unanswered
-            _log.exception("reading session %s failed", live.state.session_id)
+            _log.exception("reading a session failed", extra={"session_id": live.state.session_id})
             live.fail(EngineFailure("the hub failed to read a frame"))
 
 
 _UNREAD = HubTimeout(
     "the node leaves its frames unread, so the hub takes it for gone", hint="resume, and read them as they come"
 )
+
+
+def _trace(context: Context) -> TraceContext | None:
+    found = (value for key, value in context.invocation_metadata() or () if key == TRACEPARENT)
+    header = next(found, "")
+    return TraceContext.parse(header) if isinstance(header, str) else None
 
 
 def _decoded(data: bytes, max_ids: int) -> NodeFrame:

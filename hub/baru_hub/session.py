@@ -296,8 +296,12 @@ class Session:
 
     def finished(self, reason: FinishReason) -> Finished:
         """Return the closing frame."""
+        return Finished(reason, self.usage())
+
+    def usage(self) -> Usage:
+        """Return what it came to so far."""
         num_drafted = self.mailbox.num_drafted
-        usage = Usage(
+        return Usage(
             num_prompt=self.num_prompt,
             num_emitted=len(self.committed) - self.num_prompt,
             num_steps=self.num_steps,
@@ -310,7 +314,6 @@ class Session:
             num_guessed=self.num_guessed,
             seed=None if self.sampling.params.is_greedy else self.sampling.params.seed,
         )
-        return Finished(reason, usage)
 
 
 def _least(most: int, limit: int | None) -> int:

@@ -8,6 +8,7 @@ import logging
 import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from types import TracebackType
 
@@ -29,20 +30,24 @@ from baru_common.frames import (
     Opened,
     Resume,
 )
+from baru_common.observers import Told
 from baru_common.sampling import SamplingContext, SamplingParams
 from baru_common.sampling.guide import Guide
 from baru_common.signatures import ANYBODY
+from baru_common.trace_context import TraceContext
 
 from .acceptance import Acceptance, Decision, accept
 from .admission import check_claim, check_open, goes_on, max_length
 from .bounds import keep_within, obey
 from .checkpoint import Checkpoint
-from .engines import Allocation, Engine, EngineSpec, Feed, Want
+from .engines import Allocation, Engine, EngineSpec, Feed, Paged, Want
 from .grammar_trials import GrammarTrials
 from .live import LiveSession, Resident
 from .mailbox import Mailbox
+from .observing import Begin, Census, HubObserver, Part, Place, Stepped, Who
 from .orphans import LinkPolicy, Orphan, by_age, to_drop
 from .pace import OwnPace, Pace
+from .page_pool import PagePool
 from .posture import Document
 from .posture_keeper import PostureKeeper
 from .quotas import Load, Quotas, over_own, over_total, too_old
@@ -72,13 +77,15 @@ class Verifier:
         link: LinkPolicy | None = None,
         checkpoint: Checkpoint | None = None,
         quotas: Quotas | None = None,
+        observers: Iterable[HubObserver] = (),
         posture: PostureKeeper | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`scheduler`: by goodput, calibrated at the start, unless given. `max_depth`: most draft ids checked
         per session and step; 0 turns drafting off. `link`: what is made of links that break. `quotas`: what an
         identity may take, and all of them; `limits` is what nodes are told of it. `checkpoint`: what is done where
-        requests enter and leave; nothing, unless given. `posture`: what drafting may be done; None: any."""
+        requests enter and leave; nothing, unless given. `observers` are told what happened. `posture`: what drafting
+        may be done; None: any."""
         self._engine = engine
         self._scheduler = scheduler
         self._quotas = quotas = (quotas or Quotas(**({"max_sessions": limits.max_sessions} if limits else {}))).within(
@@ -92,6 +99,11 @@ class Verifier:
         )
         self._max_depth = max_depth
         self._clock = clock
+        self._tell = Told(observers)
+        self._unsaid: Stepped | None = None
+        """The last step, which observers are told of while the next one runs."""
+        self._held_since_s: float | None = None
+        """Since when the next step is held back for drafts."""
         self._link = link or LinkPolicy()
         self._checkpoint = checkpoint or Checkpoint()
         self._posture = posture
@@ -142,6 +154,27 @@ class Verifier:
         """Those of them whose node is gone."""
         return len(self._orphans())
 
+    @property
+    def draining(self) -> bool:
+        """Nobody is admitted any more."""
+        return self._draining
+
+    @property
+    def pool(self) -> PagePool | None:
+        """The engine's pages, if it has some."""
+        return self._engine.pool if isinstance(self._engine, Paged) else None
+
+    def census(self) -> Census:
+        """Count the sessions by how they stand; from any thread."""
+        residents = list(self._residents.values())
+        running = [r for r in residents if r.may_step]
+        return Census(
+            states=dict.fromkeys(Place, 0) | Counter(r.place for r in residents),
+            num_running=len(running),
+            num_prefilling=sum(r.state.num_pending > 1 for r in running),
+            num_unread=sum(r.stream.num_unread for r in residents if r.stream),
+        )
+
     def describe(self) -> HubDescription:
         """Say what is served, within which limits."""
         spec = self.spec
@@ -161,16 +194,18 @@ class Verifier:
             posture_digest=self._posture.document.digest if self._posture else b"",
         )
 
-    async def open(self, request: Open, identity: str = ANYBODY) -> LiveSession:
+    async def open(self, request: Open, identity: str = ANYBODY, trace: TraceContext | None = None) -> LiveSession:
         """Admit a session of `identity`, or go on with the one that `request` resumes, and queue what its node has to
-        know first; a BaruError says why not."""
+        know first; a BaruError says why not. `trace`: the request that it serves."""
         try:
-            return await self._open(request, identity)
+            return await self._open(request, identity, trace or TraceContext.new())
         except BaruError as error:
             self._checkpoint.refuse(identity, error)
+            reason = error.reason
+            self._tell(lambda observer: observer.refused(reason))
             raise
 
-    async def _open(self, request: Open, identity: str) -> LiveSession:
+    async def _open(self, request: Open, identity: str, trace: TraceContext) -> LiveSession:
         check_open(request, self.spec, self._limits, self._quotas)
         self._require_open()
         if request.resume:
@@ -180,9 +215,9 @@ class Verifier:
         with self._reserved(identity, max_length(request, self.spec, self._quotas)):
             sampling = await self._sampling(request, identity)
             if not self._orphans():
-                return self._admit(request, sampling, identity)
+                return self._admit(request, sampling, identity, trace)
             async with self._engine_free:  # between two steps memory may be freed
-                return self._admit(request, sampling, identity)
+                return self._admit(request, sampling, identity, trace)
 
     def _note_document(self, document: Document) -> None:
         self._checkpoint.note("posture_changed", version=document.version, digest=document.digest.hex())
@@ -191,10 +226,10 @@ class Verifier:
         """Whether a session of this id holds memory."""
         return session_id in self._residents
 
-    def close(self, session_id: str) -> None:
-        """End a session without a word, whether its node is there or not."""
+    def close(self, session_id: str, reason: str) -> None:
+        """End a session without a word to its node, whether that is there or not."""
         if resident := self._residents.get(session_id):
-            resident.close()
+            resident.close(reason)
 
     async def check(
         self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], identity: str = ANYBODY
@@ -248,7 +283,9 @@ class Verifier:
                     plan = scheduler.plan([r.state for r in self._residents.values() if r.may_step], self._clock())
                     if plan.blocks:
                         await self._step(plan, scheduler)
+                    self._note_wait(plan)
                 if not plan.blocks:
+                    self._say_step()
                     await self._sleep(plan.wait_s)
             except Exception:  # a fault of ours must not leave anybody waiting, nor keep others from being served
                 _log.exception("the verification loop failed; its %d sessions are ended", len(self._residents))
@@ -273,17 +310,24 @@ class Verifier:
                 resident.fail(failure)
             return
         taken = Plan(tuple((resident.state, block) for resident, block in work))
-        scheduler.learn(taken, self._clock() - draft_end_s, draft_end_s - start_s)
+        verify_s = self._clock() - draft_end_s
+        scheduler.learn(taken, verify_s, draft_end_s - start_s)
+        parts = []
         for (resident, block), decision in zip(work, decisions, strict=True):
             try:
-                self._commit(resident, block, _sound(decision))
+                parts.append(self._commit(resident, block, _sound(decision)))
             except BaruError as error:
                 resident.fail(error)
+        waited_s = 0.0 if self._held_since_s is None else start_s - self._held_since_s
+        draft_s = draft_end_s - start_s if any(block.own_depth for _, block in plan.blocks) else 0.0
+        self._unsaid = Stepped([part for part in parts if part], verify_s, draft_s, waited_s)
 
     async def _verified(self, feeds: Sequence[Feed]) -> Sequence[Decision | BaruError]:
         """A step that is cancelled from within fails like any other; the loop is not cancelled with it."""
         step = asyncio.ensure_future(self._engine.verify(feeds))
         try:
+            await asyncio.sleep(0)  # it has begun
+            self._say_step()
             await asyncio.wait([step])
         finally:
             step.cancel()
@@ -323,18 +367,43 @@ class Verifier:
             extended[resident] = block.extended(made.path, leaves)
         return [(resident, extended.get(resident, block)) for resident, block in work]
 
-    def _commit(self, resident: Resident, block: Block, decision: Decision) -> None:
+    def _commit(self, resident: Resident, block: Block, decision: Decision) -> Part | None:
         if resident.closed:  # cancelled while its block was under way
-            return
+            return None
         state, stream = resident.state, resident.stream
+        depth, since_s, now_s = state.pace.checked_depth, state.decided_s, self._clock()
         verdict = state.take(block, decision)
-        state.stamp(self._clock())
+        state.stamp(now_s)
         if self._posture and block.draft and verdict and verdict.num_verified and not block.provisional:
             self._posture.observe(resident.drafter, verdict.num_verified, verdict.num_accepted)
         if verdict and stream:
             stream.send(verdict)
         if state.finish and stream:
             stream.finish(state.finish)
+        return Part(
+            resident.who,
+            num_prefilled=len(block.pending) - block.decides,
+            depth=depth,
+            num_verified=verdict.num_verified if verdict else 0,
+            num_accepted=verdict.num_accepted if verdict else 0,
+            num_guessed=verdict.num_guessed if verdict else 0,
+            num_emitted=len(verdict.token_ids) if verdict else 0,
+            num_steps=state.num_steps,
+            num_waits=state.pace.answers.num_waits,
+            num_won=state.pace.answers.num_won,
+            interval_s=now_s - since_s,
+        )
+
+    def _say_step(self) -> None:
+        if step := self._unsaid:
+            self._unsaid = None
+            self._tell(lambda observer: observer.stepped(step))
+
+    def _note_wait(self, plan: Plan) -> None:
+        if plan.blocks or plan.wait_s is None:
+            self._held_since_s = None
+        elif self._held_since_s is None:
+            self._held_since_s = self._clock()
 
     async def _sleep(self, wait_s: float | None) -> None:
         """Until something happens, or is due."""
@@ -380,9 +449,12 @@ class Verifier:
         spec, params = self.spec, request.params.with_seed(secrets.randbits(64))
         guide = None
         if params.grammar:  # a stranger's; what it takes is tried apart first. In a thread: nobody else shall wait
+            start_s = self._clock()
             await self._trials.require_good(params.grammar, identity)
             step_s = self._quotas.grammar_step_ms / 1e3
             guide = await asyncio.to_thread(Guide.compile, params.grammar, spec.bundle, spec.eos_ids, step_s)
+            elapsed_s = self._clock() - start_s
+            self._tell(lambda observer: observer.compiled(elapsed_s))
         return SamplingContext(params, len(request.prompt_ids), spec.vocabulary, spec.eos_ids, guide)
 
     def _require_open(self) -> None:
@@ -390,7 +462,7 @@ class Verifier:
             raise HubUnavailable("the hub is draining", hint="use another hub, or try again when it is back")
         self._checkpoint.require_open()
 
-    def _admit(self, request: Open, sampling: SamplingContext, identity: str) -> LiveSession:
+    def _admit(self, request: Open, sampling: SamplingContext, identity: str, trace: TraceContext) -> LiveSession:
         """Begin with all that stands at the node: the prompt, and the output so far."""
         self._require_open()
         spec, params = self.spec, request.params
@@ -411,9 +483,13 @@ class Verifier:
         if request.resume:
             state.mailbox.restart(len(state.committed), request.resume.provisional_ids)
         visit = self._checkpoint.enter(state, identity, spec.fingerprint, self._clock)
-        resident = Resident(visit, allocation, self._link, self._clock, self._awake.set, self._quotas.max_idle_s)
+        who = Who(state.session_id, identity, request.drafter.family if request.drafter else "", trace)
+        resident = Resident(
+            visit, allocation, who, self._link, self._clock, self._awake.set, self._tell, self._quotas.max_idle_s
+        )
         self._residents[state.session_id] = resident
-        return self._greet(resident, request, len(state.committed), continued=False)
+        begin = Begin.REBUILT if request.resume else Begin.NEW
+        return self._greet(resident, request, len(state.committed), begin, allocation.num_cached)
 
     def _find_room(self, request: Open, sampling: SamplingContext, identity: str) -> Allocation:
         """Reserve a place and memory; orphans give theirs, the oldest first. CapacityExhausted if it is not enough."""
@@ -446,9 +522,9 @@ class Verifier:
         num_known = len(request.committed)
         resident.state.come_back(num_known, resume.provisional_ids, request.drafter is not None, self._clock())
         resident.visit.resume()
-        return self._greet(resident, request, num_known, continued=True)
+        return self._greet(resident, request, num_known, Begin.RESUMED, resident.state.num_cached)
 
-    def _greet(self, resident: Resident, request: Open, num_known: int, *, continued: bool) -> LiveSession:
+    def _greet(self, resident: Resident, request: Open, num_known: int, begin: Begin, num_cached: int) -> LiveSession:
         """Attach a stream, and queue what its node has to know: who it is, what it may do, and what was decided without
         it."""
         state, live = resident.state, resident.attach()
@@ -463,7 +539,7 @@ class Verifier:
                 num_known,
                 state.pace.asked,
                 resident.key,
-                continued=continued,
+                continued=begin is Begin.RESUMED,
                 receipt_key=self._checkpoint.receipt_key,
                 posture=resident.posture,
             )
@@ -472,6 +548,7 @@ class Verifier:
             live.send(verdict)
         if state.finish:
             live.finish(state.finish)
+        self._tell(lambda observer: observer.opened(resident.who, begin, num_known, num_cached))
         self._awake.set()
         return live
 
@@ -500,7 +577,13 @@ class Verifier:
 
     def _release_closed(self) -> None:
         for name in [name for name, resident in self._residents.items() if resident.closed]:
-            self._engine.free(self._residents.pop(name).sequence)
+            self._release(self._residents.pop(name))
+
+    def _release(self, resident: Resident) -> None:
+        self._engine.free(resident.sequence)
+        self._say_step()  # it may have been in it
+        end = resident.ended()
+        self._tell(lambda observer: observer.ended(end))
 
 
 def _sound(decision: Decision | BaruError) -> Decision:

@@ -18,6 +18,7 @@ from baru_common.channel_options import MAX_MESSAGE_BYTES
 from baru_common.errors import ProtocolViolation
 from baru_common.frames import TrafficShape
 from baru_common.shaping import last_tick, ticks
+from baru_common.trace_context import TRACEPARENT, TraceContext
 
 _SILENCE_S = 1.0
 """A shaped call whose cells stay away for so long is cut."""
@@ -61,13 +62,23 @@ class Call(Protocol):
         """End the call at once, whatever state it is in."""
 
 
+def _metadata(trace: TraceContext | None) -> tuple[tuple[str, str], ...] | None:
+    """Which request the call serves, for the hub to know."""
+    return ((TRACEPARENT, trace.header),) if trace else None
+
+
 class PlainCall:
     """Each message is one of gRPC's."""
 
-    def __init__(self, stub: drafting_pb2_grpc.DraftingServiceAsyncStub, heard: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        stub: drafting_pb2_grpc.DraftingServiceAsyncStub,
+        heard: Callable[[], None],
+        trace: TraceContext | None = None,
+    ) -> None:
         self._heard = heard
         self._outgoing: asyncio.Queue[pb.DecodeRequest | None] = asyncio.Queue()
-        self._call = stub.Decode(self._requests())
+        self._call = stub.Decode(self._requests(), metadata=_metadata(trace))
 
     def put(self, message: pb.DecodeRequest) -> None:
         self._outgoing.put_nowait(message)
@@ -115,7 +126,11 @@ class ShapedCall:
     """Messages share cells, or take several; one leaves every tick, and one comes, to the end of a round."""
 
     def __init__(
-        self, stub: drafting_pb2_grpc.DraftingServiceAsyncStub, shape: TrafficShape, heard: Callable[[], None]
+        self,
+        stub: drafting_pb2_grpc.DraftingServiceAsyncStub,
+        shape: TrafficShape,
+        heard: Callable[[], None],
+        trace: TraceContext | None = None,
     ) -> None:
         self._heard = heard
         self._shape = shape
@@ -123,7 +138,7 @@ class ShapedCall:
         self._reader = CellReader(shape.cell_bytes, MAX_MESSAGE_BYTES, ProtocolViolation)
         self._tick = 0
         self._cut = self._all_read = False
-        self._call = stub.DecodeShaped(self._requests())
+        self._call = stub.DecodeShaped(self._requests(), metadata=_metadata(trace))
         self._cells = self._call.__aiter__()
 
     @property

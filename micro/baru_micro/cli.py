@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -15,11 +15,24 @@ from rich.table import Table
 from rich.text import Text
 
 from baru_common import __version__
-from baru_common.cli_support import EXIT_ERROR, configure_logs, harmless, print_json, run
+from baru_common.cli_support import (
+    EXIT_ERROR,
+    NO_TLS,
+    LogFormatOption,
+    MetricsOption,
+    MetricsTlsOption,
+    OtlpOption,
+    configure_logs,
+    harmless,
+    print_json,
+    run,
+)
 from baru_common.corpus import DEFAULT_CORPUS, Corpus, corpora
 from baru_common.drafters import DRAFTERS
 from baru_common.errors import ConfigError, ReceiptInvalid
+from baru_common.logs import LogFormat
 from baru_common.sampling import SamplingParams
+from baru_common.telemetry import TelemetryConfig
 from baru_common.workloads import AUTOREGRESSIVE, DEFAULT_WORKLOAD
 
 from . import receipt_file
@@ -29,9 +42,11 @@ from .decoding import Fallback, Reconcile
 from .doctor import Check, Doctor
 from .events import Finish
 from .fit import Shaping
+from .observing import NodeObserver
 from .reader import Reader, summary
 from .receipt_cli import verify_receipt
 from .request_options import grammar_of, with_settings
+from .telemetry import observing
 
 DEFAULT_HUBS = ["127.0.0.1:7443"]
 _T = TypeVar("_T")
@@ -120,6 +135,10 @@ def generate(
     workload: Annotated[
         str, typer.Option(help=f"Kind of work that the answer is: {', '.join(AUTOREGRESSIVE)}.")
     ] = DEFAULT_WORKLOAD,
+    metrics: MetricsOption = "",
+    metrics_tls: MetricsTlsOption = NO_TLS,
+    otlp: OtlpOption = "",
+    log_format: LogFormatOption = LogFormat.TEXT,
     json_output: _Json = False,
     verbose: _Verbose = False,
 ) -> None:
@@ -129,7 +148,8 @@ def generate(
     steps without a draft plain; provisional ones, decoded here while no hub answered, dim. Into a pipe goes only what
     stands.
     """
-    configure_logs(verbose=verbose)
+    configure_logs(verbose=verbose, log_format=log_format)
+    telemetry = TelemetryConfig(metrics, otlp, metrics_tls)
     text = sys.stdin.read() if prompt == "-" else prompt
     params = with_settings(
         SamplingParams(
@@ -146,9 +166,11 @@ def generate(
         settings or (),
     )
     options = LinkOptions(fallback=fallback, reconcile=reconcile, shaping=traffic_shape, tier=tier, workload=workload)
-    finish = _run(
-        _generate(_as_prompt(text, system, raw=raw), params, hub, tls, drafter, options, show=not json_output)
-    )
+    asked = _as_prompt(text, system, raw=raw)
+    with observing(telemetry, log=verbose or log_format is LogFormat.JSON) as observed:
+        if observed.metrics:
+            typer.echo(f"metrics at {observed.metrics}", err=True)
+        finish = _run(_generate(asked, params, hub, tls, drafter, options, observed.observers, show=not json_output))
     if json_output:
         print_json(summary(finish) | {"text": finish.text, "ids": finish.ids} | _logprobs(finish))
     if receipt:
@@ -183,11 +205,12 @@ async def _generate(
     tls: Path | None,
     drafter: str,
     options: LinkOptions,
+    observers: Sequence[NodeObserver],
     *,
     show: bool,
 ) -> Finish:
     reader = Reader(keeps=options.reconcile is Reconcile.KEEP) if show else None
-    async with MicroNode.connect(hubs, drafter=drafter, options=options, tls=tls) as node:
+    async with MicroNode.connect(hubs, drafter=drafter, options=options, tls=tls, observers=observers) as node:
         async for event in node.generate(prompt, params):
             if reader:
                 reader.take(event)

@@ -15,23 +15,26 @@ from typing import Any, cast
 from baru_common.board import detected_tier
 from baru_common.discovery import Place, resolved
 from baru_common.drafters import Drafter, DrafterIdentity, TextDrafter, identity_of, load_drafter
-from baru_common.errors import EmptyPrompt, InvalidRequest, PromptTooLong
+from baru_common.errors import BaruError, EmptyPrompt, InvalidRequest, PromptTooLong
 from baru_common.frames import DrafterInfo, HubDescription, Open, Posture
 from baru_common.identity import Identity
+from baru_common.observers import Told
 from baru_common.reread import Reread
 from baru_common.sampling import SamplingContext, SamplingParams
 from baru_common.sampling.guide import Guide
 from baru_common.tls import MEMBERS, Credentials, TlsFiles
 from baru_common.tokens import Message, Tokenizer
+from baru_common.trace_context import TraceContext
 from baru_common.trust import trust_in_kit
 from baru_common.workloads import DEFAULT_WORKLOAD, check_workload
 
 from .decoding import Fallback, Generation, Reconcile
-from .events import Event
+from .events import Event, Finish
 from .fallback import LocalDecoder, LocalModel, local_model, require_model
 from .fit import Shaping, agreed_shape, fitted, require_protocol
 from .hubs import FailBack, Hubs
 from .link import Link, Timers
+from .observing import NodeObserver, Request
 from .reach import LINK_ERRORS, Reach
 from .tokenizer_cache import cached_bundle
 from .transport import HubChannel
@@ -84,6 +87,38 @@ def _pinned(files: TlsFiles | None, place: Place) -> TlsFiles | None:
     return replace(files, hub=Identity.parse(place.identity).name) if files and place.identity else files
 
 
+def _observed_link(address: str, timers: Timers, tell: Told[NodeObserver]) -> Link:
+    tell(lambda observer: observer.hub_known(address))
+    return Link(
+        timers,
+        on_change=lambda state: tell(lambda observer: observer.link_changed(address, state)),
+        on_sample=lambda elapsed_s: tell(lambda observer: observer.round_trip(address, elapsed_s)),
+    )
+
+
+async def _observed(generation: Generation) -> AsyncGenerator[Event, None]:
+    """Yield what a generation says, and tell observers of it first."""
+    request, tell, error = generation.observed, generation.tell, "left"
+
+    def said(event: Event) -> None:
+        tell(lambda observer: observer.said(request, event))
+
+    tell(lambda observer: observer.began(request))
+    events = generation.events()
+    try:
+        async for event in events:
+            said(event)
+            if isinstance(event, Finish):
+                error = ""
+            yield event
+    except BaruError as failure:
+        error = failure.reason
+        raise
+    finally:
+        await events.aclose()
+        tell(lambda observer: observer.ended(request, error))
+
+
 class MicroNode:
     """A node connected to its hubs. Made by `connect`; serves any number of generations at a time."""
 
@@ -95,6 +130,7 @@ class MicroNode:
         drafter: Drafter | None,
         options: LinkOptions,
         identity: DrafterIdentity,
+        tell: Told[NodeObserver],
     ) -> None:
         self.hub = hub
         """What the hub said of itself."""
@@ -113,6 +149,7 @@ class MicroNode:
         self._hubs = hubs
         self._tier = detected_tier() if options.tier is None else options.tier
         self._identity = identity
+        self._tell = tell
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="baru-drafter")
 
     @classmethod
@@ -125,18 +162,20 @@ class MicroNode:
         timeout_s: float = 5.0,
         options: LinkOptions | None = None,
         tls: TlsFiles | Path | str | None = None,
+        observers: Iterable[NodeObserver] = (),
     ) -> AsyncIterator[MicroNode]:
         """Connect to the hub at HOST:PORT or found by `mdns:IDENTITY`, or to the first of several that answers, for the
         length of the block.
 
         `drafter` is a loaded one, a name as `load_drafter` takes it, or None to draft nothing. `tls` is the folder that
         `baru-hub certs issue` has made for this machine, or None for a hub on this machine that speaks plainly.
+        `observers` are told what happens.
         HubUnavailable when nobody answers, unless the node can decode by itself and a hub answered before;
         Incompatible when hub, node and drafter do not fit, ConfigError when the node is to decode by itself and has no
         model, or its files are wrong; Unauthenticated when one side does not trust the other.
         """
         found = load_drafter(drafter) if isinstance(drafter, str) else drafter
-        options = options or LinkOptions()
+        options, tell = options or LinkOptions(), Told(observers)
         files = TlsFiles.of(tls, *MEMBERS) if tls else None
         async with AsyncExitStack() as stack:
             places = await resolved([hub] if isinstance(hub, str) else hub)
@@ -144,7 +183,7 @@ class MicroNode:
                 HubChannel(
                     p.address,
                     timeout_s=timeout_s,
-                    link=Link(options.timers),
+                    link=_observed_link(p.address, options.timers, tell),
                     tls=_pinned(files, p),
                     shaping=options.shaping,
                 )
@@ -159,7 +198,7 @@ class MicroNode:
             tokenizer = Tokenizer(await cached_bundle(description.tokenizer_digest, fetch))
             fitting = await fitted(found, tokenizer)
             identity = await asyncio.to_thread(identity_of, fitting)
-            node = cls(hubs, description, tokenizer, fitting, options, identity)
+            node = cls(hubs, description, tokenizer, fitting, options, identity, tell)
             node._tls = files.watched(*MEMBERS) if files else None
             stack.callback(node._executor.shutdown, wait=False, cancel_futures=True)
             hubs.watch()
@@ -219,9 +258,15 @@ class MicroNode:
             )
 
     async def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, reconcile: Reconcile | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        reconcile: Reconcile | None = None,
+        trace: TraceContext | None = None,
     ) -> AsyncGenerator[Event, None]:
-        """Yield the events of one generation, `Finish` last. `reconcile`: as in `LinkOptions`, for this one.
+        """Yield the events of one generation, `Finish` last. `reconcile`: as in `LinkOptions`, for this one. `trace`:
+        the caller's own span, if it has one.
 
         Leaving the loop early, or cancelling it, ends the session at the hub. Raises the BaruError
         that ends a generation which does not finish.
@@ -250,9 +295,11 @@ class MicroNode:
             obeys_fallback=self._options.fallback is None,
             reconcile=reconcile or self._options.reconcile,
             timers=self._options.timers,
+            observed=self._observed(len(ids), trace),
+            tell=self._tell,
             **self._trust(),
         )
-        events = generation.events()
+        events = _observed(generation)
         try:
             async for event in events:
                 yield event
@@ -266,6 +313,12 @@ class MicroNode:
         self._tls.refresh()
         credentials = self._tls.value
         return {"trust": trust_in_kit(credentials), "identity": str(credentials.own.identity)}
+
+    def _observed(self, num_prompt: int, parent: TraceContext | None) -> Request:
+        own = TraceContext.new()
+        if parent:
+            own = replace(own, trace_id=parent.trace_id, sampled=parent.sampled)
+        return Request(own, self.drafter.family if self.drafter else "", num_prompt, parent)
 
     async def _sampling(self, params: SamplingParams, num_prompt: int) -> SamplingContext:
         """Complete the parameters, and refuse here what the hub would refuse."""

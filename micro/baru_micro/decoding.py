@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Executor
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import count
@@ -37,13 +37,16 @@ from baru_common.frames import (
     Usage,
     Verdict,
 )
+from baru_common.observers import Told
 from baru_common.sampling import SamplingContext
 from baru_common.signatures import ANYBODY, Trust
+from baru_common.trace_context import TraceContext
 
 from .chain import DraftChain
 from .events import Event, Finish, Kind, LinkChanged, PostureChanged, Started, StepStats
 from .fallback import LocalDecoder
 from .link import LinkEvent, LinkState, Timers
+from .observing import NodeObserver, Request
 from .proof import Proof, Seen, prove
 from .reach import LINK_ERRORS, Attached, Reach
 from .transcript import Transcript
@@ -98,6 +101,9 @@ class Generation:
     identity: str = ANYBODY
     """Who this node is."""
     clock: Callable[[], float] = time.monotonic
+    observed: Request = field(default_factory=lambda: Request(TraceContext.new(), "", 0))
+    """What observers know it as."""
+    tell: Told[NodeObserver] = field(default_factory=Told)
     _chain: DraftChain = field(init=False)
     _transcript: Transcript = field(init=False)
     _attached: Attached | None = None
@@ -238,7 +244,7 @@ class Generation:
     def _take(self, frame: HubFrame, attached: Attached) -> list[Event]:
         if isinstance(frame, Heartbeat):
             self._round_trips_s.append(self.clock() - frame.sent_ns / 1e9)
-            attached.stream.channel.link.round_trip_s = self._round_trips_s[-1]
+            attached.stream.channel.link.sample(self._round_trips_s[-1])
             return []
         if isinstance(frame, Drain):
             attached.stream.channel.link.happen(LinkEvent.DRAIN)
@@ -325,6 +331,25 @@ class Generation:
         """See `Caller`."""
         self._may_decode.set()
 
+    @property
+    def trace(self) -> TraceContext:
+        """See `Caller`."""
+        return self.observed.trace
+
+    @contextmanager
+    def attempt(self, hub: str) -> Iterator[None]:
+        """See `Caller`."""
+        start_s, reason = self.clock(), "left"
+        try:
+            yield
+            reason = ""
+        except BaruError as error:
+            reason = error.reason
+            raise
+        finally:
+            elapsed_s = self.clock() - start_s
+            self.tell(lambda observer: observer.attempted(self.observed, hub, elapsed_s, reason))
+
     async def _meanwhile(self, reaching: asyncio.Task[Attached]) -> AsyncGenerator[Event, None]:
         """Decode locally, if that is wanted, until a hub is reached.
 
@@ -409,11 +434,13 @@ class Generation:
         if room > 0:
             version = chain.version
             arguments = (chain.ids, chain.num_committed, min(room, drafter.tokens_per_call))
+            start_s = self.clock()
             if drafter.blocking:
                 loop = asyncio.get_running_loop()
                 proposed = await loop.run_in_executor(self.executor, propose, list(chain.ids), *arguments[1:])
             else:
                 proposed = propose(*arguments)
+            self._note_proposal(len(proposed.ids), self.clock() - start_s)
             self._check(drafter, proposed, arguments[-1])
             if chain.version != version:  # a verdict came meanwhile and made it void
                 self._turn.set()
@@ -429,6 +456,9 @@ class Generation:
         if posture is None:
             return self._window
         return min(self._window, posture.max_ahead or self._window) if posture.drafting else 0
+
+    def _note_proposal(self, num_ids: int, elapsed_s: float) -> None:
+        self.tell(lambda observer: observer.drafted(self.observed, num_ids, elapsed_s))
 
     def _check(self, drafter: Drafter, proposal: Proposal, max_tokens: int) -> None:
         """InvalidDraft for what no hub would take: it is the drafter's fault, and said here."""

@@ -99,6 +99,7 @@ class Link:
     round_trip_s: float | None = None
     """Latest sample."""
     on_change: Callable[[LinkState], None] = lambda _state: None
+    on_sample: Callable[[float], None] = lambda _round_trip_s: None
     _heard_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -111,6 +112,11 @@ class Link:
         if (state := after(self.state, event)) is not self.state:
             self.state, self.since_s = state, self.clock()
             self.on_change(state)
+
+    def sample(self, round_trip_s: float) -> None:
+        """Take in how long a heartbeat took there and back."""
+        self.round_trip_s = round_trip_s
+        self.on_sample(round_trip_s)
 
     def tick(self) -> None:
         """Let silence count, while something is expected to be heard."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from baru_common.errors import (
     Unauthenticated,
 )
 from baru_common.frames import Drain, Heartbeat, HubFrame, Open, Opened
+from baru_common.trace_context import TraceContext
 
 from .hubs import Hubs
 from .link import LinkEvent, LinkState
@@ -56,6 +57,13 @@ class Caller(Protocol):
 
     def request_failed(self) -> None:
         """The hub did not answer."""
+
+    @property
+    def trace(self) -> TraceContext:
+        """Which request the session serves, for the hub to know."""
+
+    def attempt(self, hub: str) -> AbstractContextManager[None]:
+        """A hub is asked, for the length of the block."""
 
 
 @dataclass(frozen=True)
@@ -94,19 +102,20 @@ class Reach:
         for channel in channels:
             was_up = channel.link.state is LinkState.UP
             try:
-                if patient:
-                    await channel.ready(_CONNECT_S)
-                elif was_up:
-                    with suppress(HubUnavailable):
-                        return await self._open(channel, caller)
-                return await self._open(channel, caller)
+                with caller.attempt(channel.address):
+                    if patient:
+                        await channel.ready(_CONNECT_S)
+                    elif was_up:
+                        with suppress(HubUnavailable):
+                            return await self._open(channel, caller)
+                    return await self._open(channel, caller)
             except _ELSEWHERE as caught:
                 error = caught
         raise error or HubUnavailable("no hub is named")
 
     async def _open(self, channel: HubChannel, caller: Caller) -> Attached:
         channel.link.happen(LinkEvent.ATTEMPT)
-        stream = channel.open_stream(await channel.shape())
+        stream = channel.open_stream(await channel.shape(), caller.trace)
         try:
             request = caller.request()
             stream.send(request)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,11 +13,13 @@ from baru_common.drafters import Drafter, TextDrafter
 from baru_common.frames import HubDescription
 from baru_common.sampling import SamplingParams
 from baru_common.tls import TlsFiles
+from baru_common.trace_context import TraceContext
 
 from .client import LinkOptions, MicroNode, Prompt
 from .decoding import Reconcile
 from .events import Event
 from .link import Link
+from .observing import NodeObserver
 
 _T = TypeVar("_T")
 _LEAVE_S = 5.0
@@ -41,12 +43,15 @@ class SyncMicroNode:
         timeout_s: float = 5.0,
         options: LinkOptions | None = None,
         tls: TlsFiles | Path | str | None = None,
+        observers: Iterable[NodeObserver] = (),
     ) -> Iterator[SyncMicroNode]:
         """Connect for the length of the block; as `MicroNode.connect`."""
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="baru-micro", daemon=True)
         thread.start()
-        connection = MicroNode.connect(hub, drafter=drafter, timeout_s=timeout_s, options=options, tls=tls)
+        connection = MicroNode.connect(
+            hub, drafter=drafter, timeout_s=timeout_s, options=options, tls=tls, observers=observers
+        )
         try:
             node = _run(loop, connection.__aenter__())
             try:
@@ -70,10 +75,15 @@ class SyncMicroNode:
         return self._node.link
 
     def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, reconcile: Reconcile | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        reconcile: Reconcile | None = None,
+        trace: TraceContext | None = None,
     ) -> Iterator[Event]:
         """Yield the events of one generation; as `MicroNode.generate`."""
-        events = self._node.generate(prompt, params, reconcile=reconcile)
+        events = self._node.generate(prompt, params, reconcile=reconcile, trace=trace)
         try:
             while True:
                 try:

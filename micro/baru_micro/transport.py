@@ -18,6 +18,7 @@ from baru_common.frames import Cancel, HubDescription, HubFrame, NodeFrame, Traf
 from baru_common.handshake import explain_handshake
 from baru_common.tls import MEMBERS, TlsFiles, channel_credentials
 from baru_common.tokens import TokenizerBundle
+from baru_common.trace_context import TraceContext
 
 from .calls import Call, PlainCall, ShapedCall
 from .fit import Shaping, agreed_shape
@@ -164,10 +165,10 @@ class HubChannel:
             call.cancel()
         return TokenizerBundle.from_bytes(bytes(data), digest)
 
-    def open_stream(self, shape: TrafficShape | None = None) -> HubStream:
-        """Start the stream of one session."""
+    def open_stream(self, shape: TrafficShape | None = None, trace: TraceContext | None = None) -> HubStream:
+        """Start the stream of one session, which serves the request of `trace`."""
         self.refresh()
-        return HubStream(self, self._channel, shape)
+        return HubStream(self, self._channel, shape, trace)
 
     def explain(self, error: grpc.aio.AioRpcError) -> BaruError:
         """Return the error that a call's failure stands for, and let the link know of it."""
@@ -192,13 +193,21 @@ class HubChannel:
 class HubStream:
     """One session's stream. `close` or `leave` it: an abandoned call would live on."""
 
-    def __init__(self, channel: HubChannel, connection: grpc.aio.Channel, shape: TrafficShape | None) -> None:
+    def __init__(
+        self,
+        channel: HubChannel,
+        connection: grpc.aio.Channel,
+        shape: TrafficShape | None,
+        trace: TraceContext | None,
+    ) -> None:
         self.channel = channel
         self._connection = connection
         self._incoming: asyncio.Queue[HubFrame | BaruError | None] = asyncio.Queue(_MAX_QUEUED)
         self._wanted = True
         self._heard_s = channel.link.clock()
-        self._call: Call = ShapedCall(channel.stub, shape, self._hear) if shape else PlainCall(channel.stub, self._hear)
+        self._call: Call = (
+            ShapedCall(channel.stub, shape, self._hear, trace) if shape else PlainCall(channel.stub, self._hear, trace)
+        )
         # A task of its own reads: gRPC gives up a call whose reader is cancelled, and the hub would not be told why.
         self._reader = asyncio.create_task(self._read())
         channel.streams.add(self)

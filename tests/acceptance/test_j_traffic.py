@@ -94,7 +94,7 @@ def _seen(records: Sequence[Record]) -> Floats:
 
 def _nearest(seen: Floats, prompts: np.ndarray[Any, Any]) -> float:
     flat = (seen / (seen.std(axis=(0, 1), keepdims=True) + 1e-9)).reshape(len(seen), -1)
-    distances = np.abs(flat[:, None] - flat[None]).sum(axis=2)
+    distances = np.stack([np.abs(flat - one).sum(axis=1) for one in flat])
     np.fill_diagonal(distances, np.inf)
     return float(np.mean(prompts[distances.argmin(axis=1)] == prompts))
 

@@ -39,6 +39,8 @@ from support.lockstep import free_running
 from support.tiny import tiny_target, twin
 
 NUM_TOKENS = 200
+GRACE_S = 8.0
+"""A node that ended an output by itself has nobody to tell; its session at the hub goes when this is over."""
 FAULTS = [fault for fault in Fault if LabKind.PROXY in fault.labs and fault.place is Place.LINK]
 CUTS = (Fault.RST, Fault.FIN, Fault.BLACK_HOLE_UP, Fault.BLACK_HOLE_DOWN, Fault.BLACK_HOLE)
 
@@ -155,7 +157,7 @@ async def run(numbers: Sequence[int], num_at_once: int, reconcile: Reconcile) ->
     counts: Counter[str] = Counter()
     engine = SlowEngine(twin(tiny_target()), kv_cache_mb=64)
     room = asyncio.Semaphore(num_at_once)
-    async with hub_of(engine, scheduler=free_running(), max_sessions=4 * num_at_once) as hub:
+    async with hub_of(engine, scheduler=free_running(), max_sessions=4 * num_at_once, orphan_grace_s=GRACE_S) as hub:
 
         async def one(number: int, plain: MicroNode) -> None:
             drafter = list(drafters().values())[number % 3 == 0]
@@ -219,11 +221,11 @@ async def test_faults_do_not_move_the_output(reconcile: Reconcile) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(3600)
-async def test_three_hundred_generations() -> None:
+@pytest.mark.parametrize(("reconcile", "num"), [(Reconcile.REWRITE, 300), (Reconcile.KEEP, 100)])
+async def test_three_hundred_generations(reconcile: Reconcile, num: int) -> None:
     """The long form; BARU_CHAOS_SEED begins elsewhere."""
     seed = int(os.environ.get("BARU_CHAOS_SEED", "0"))
     print(f"seed {seed}")  # noqa: T201
-    counts = await run(range(seed, seed + 300), 10, Reconcile.REWRITE)
-    counts += await run(range(seed, seed + 60), 10, Reconcile.KEEP)
+    counts = await run(range(seed, seed + num), 10, reconcile)
     print(dict(counts))  # noqa: T201
-    assert counts["outages"] == 360
+    assert counts["outages"] == num

@@ -19,7 +19,7 @@ from support.tiny import tiny_target
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads VmHWM")
 
-_HEAVY = ("torch", "transformers", "numpy", "safetensors", "gguf", "accelerate")
+_HEAVY = ("torch", "transformers", "numpy", "safetensors", "gguf", "accelerate", "opentelemetry", "prometheus_client")
 _MOST_MB = 150
 _WAIT_S = 100.0
 _NODE = """

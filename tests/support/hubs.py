@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -11,6 +11,7 @@ from baru_common.model_files import LoadedModel
 from baru_common.sampling import SamplingParams
 from baru_hub.config import HubConfig
 from baru_hub.engines import Engine
+from baru_hub.observing import HubObserver
 from baru_hub.posture_keeper import PostureKeeper
 from baru_hub.scheduler import Scheduler
 from baru_hub.server import Hub, running_hub
@@ -40,6 +41,7 @@ async def hub_of(
     scheduler: Scheduler | None = None,
     posture: PostureKeeper | None = None,
     kv_cache_mb: int = KV_CACHE_MB,
+    observers: Sequence[HubObserver] = (),
     **settings: object,
 ) -> AsyncIterator[Hub]:
     """Serve `target` on a free loopback port, in lockstep unless told otherwise: what is verified then
@@ -48,7 +50,7 @@ async def hub_of(
     scheduler = scheduler or Lockstep()
     try:
         config = replace(LOOPBACK, **settings)  # type: ignore[arg-type]
-        async with running_hub(engine, config, scheduler=scheduler, posture=posture) as hub:
+        async with running_hub(engine, config, scheduler=scheduler, observers=observers, posture=posture) as hub:
             yield hub
     finally:
         await engine.close()

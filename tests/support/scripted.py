@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baru_common.frames import HubFrame, NodeFrame, Open
+from baru_common.trace_context import TraceContext
 from baru_micro.hubs import Hubs
 from baru_micro.link import Link, LinkEvent
 
@@ -94,7 +95,7 @@ class ScriptedChannel:
     async def shape(self) -> None:
         return None
 
-    def open_stream(self, shape: None = None) -> ScriptedStream:
+    def open_stream(self, shape: None, trace: TraceContext) -> ScriptedStream:
         self.link.happen(LinkEvent.HEARD)
         self.streams.append(ScriptedStream(self, self.scripts[len(self.streams)]))
         return self.streams[-1]

@@ -1,5 +1,5 @@
 """What runs the target. `base.Engine` is the seam; each module is one engine."""
 
-from .base import Allocation, Engine, EngineSpec, Feed, Want
+from .base import Allocation, Engine, EngineSpec, Feed, Paged, Want
 
-__all__ = ["Allocation", "Engine", "EngineSpec", "Feed", "Want"]
+__all__ = ["Allocation", "Engine", "EngineSpec", "Feed", "Paged", "Want"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from baru_common.errors import BaruError
 from baru_common.sampling import SamplingContext
@@ -12,6 +12,7 @@ from baru_common.tokens import TokenizerBundle, Vocabulary
 from baru_hub.acceptance import Decision
 from baru_hub.cost_model import CostModel
 from baru_hub.guesses import Guesses
+from baru_hub.page_pool import PagePool
 from baru_hub.session import Block
 
 
@@ -118,3 +119,12 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Stop whatever the engine runs."""
+
+
+@runtime_checkable
+class Paged(Protocol):
+    """An engine whose memory is a pool of pages."""
+
+    @property
+    def pool(self) -> PagePool:
+        """Who holds which page."""
