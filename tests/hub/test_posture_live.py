@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ from baru_common.drafters import DrafterIdentity
 from baru_common.errors import ConfigError, WorkloadRefused
 from baru_common.frames import Draft, DrafterInfo, Open, Opened, Verdict
 from baru_common.sampling import SamplingParams
+from baru_hub.audit import log_files
 from baru_hub.canary import FIXED_PROMPTS, Standing
 from baru_hub.canary_store import CanaryLedger
 from baru_hub.engines import Want
@@ -248,6 +250,21 @@ def test_a_bad_document_changes_nothing_and_is_reported(
     file.write_text(document(4, micro=_OFF))
     assert keeper.refresh()
     assert (keeper.problem, keeper.for_node("micro", None, 1).drafting, len(calls)) == ("", False, 1)
+
+
+async def test_a_change_is_in_the_audit_log_and_one_that_was_not_taken_over_is_not(tmp_path: Path) -> None:
+    """Once, with version and digest."""
+    store, engine = PostureStore(tmp_path / "posture"), engine_of()
+    store.apply(document(2))
+    keeper = PostureKeeper(engine.spec, source=PostureSource(tmp_path / "posture"))
+    async with hub_of(engine, posture=keeper, audit=tmp_path / "audit"):
+        store.apply(document(3, micro=_OFF))
+        assert keeper.refresh()
+        store.path.write_text(document(1))
+        assert not keeper.refresh()
+    records = [json.loads(line) for path in log_files(tmp_path / "audit") for line in path.read_bytes().splitlines()]
+    changes = [record for record in records if record["event"] == "posture_changed"]
+    assert [record["fields"] for record in changes] == [{"version": 3, "digest": keeper.document.digest.hex()}]
 
 
 async def test_a_hub_looks_for_changes_by_itself(tmp_path: Path) -> None:
