@@ -47,7 +47,7 @@ class Books(HubObserver):
         self.ends.append(end)
 
     def total(self, name: str) -> int:
-        total = sum(getattr(end.usage, name) for end in self.ends)
+        total: int = sum(getattr(end.usage, name) for end in self.ends)
         return total - self.num_given if name == "num_emitted" else total
 
 
