@@ -7,6 +7,7 @@ result is the same on every machine. Only gRPC is left out; frames cross the sim
 from __future__ import annotations
 
 import asyncio
+import math
 import selectors
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -65,6 +66,9 @@ def run(work: Coroutine[Any, Any, _T]) -> _T:
 
 class Stream:
     """A session's stream over a link with a fixed round trip; order is kept, nothing is lost. It is its own channel."""
+
+    silence_s = math.inf
+    """Since anything was heard below the frames: there is nothing below them."""
 
     address = "virtual"
 

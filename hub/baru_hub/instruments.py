@@ -85,7 +85,9 @@ PREFIX_HITS = _counter("prefix_hits", "Those of them that were there.", (), _TOK
 OPENED = _counter("streams_opened", "Streams that got a session: new, resumed or rebuilt.", ("begin",))
 ORPHANED = _counter("streams_lost", "Streams that broke; their sessions ran on.", ("node",))
 ENDED = _counter(
-    "sessions_ended", "Sessions by how they ended: stop, length, cancelled, lost, or an error's reason.", ("reason",)
+    "sessions_ended",
+    "Sessions by how they ended: stop, length, cancelled, ABANDONED, or an error's reason.",
+    ("reason",),
 )
 ERRORS = _counter("errors", "Errors by reason, and when: a session was refused, or failed.", ("at", "reason"))
 STALE = _counter("stale_frames", "Draft frames that came late or twice; known when a session ends.", ("node",))

@@ -74,7 +74,7 @@ class Ended(NamedTuple):
 
     who: Who
     reason: str
-    """`stop`, `length` or `cancelled`; the reason of the error that ended it; `lost`: its node did not come back."""
+    """`stop`, `length` or `cancelled`; the reason of an error; `ABANDONED`: its node did not come back."""
     failed: bool
     """The reason is an error's."""
     usage: Usage

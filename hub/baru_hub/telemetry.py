@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from baru_common.errors import error_tree
+from baru_common.frames import FinishReason
 from baru_common.instruments import Bounded, Instrument, Labels, Ledger, Series
 from baru_common.telemetry import Span, Telemetry, TelemetryConfig, exporting
 from baru_common.trace_context import TraceContext
@@ -58,6 +59,7 @@ from .instruments import (
     WAITS,
     WAITS_WON,
 )
+from .live import ABANDONED
 from .observing import Begin, Ended, HubObserver, Part, Stepped, Who
 from .verifier import Verifier
 
@@ -132,7 +134,7 @@ class HubTelemetry(HubObserver):
                 ledger.add(each.name, 0)
             for begin in Begin:
                 ledger.add(OPENED.name, 0, (begin.value,))
-            for reason in ("stop", "length", "cancelled", "lost"):
+            for reason in (*(reason.value for reason in FinishReason), ABANDONED):
                 ledger.add(ENDED.name, 0, (reason,))
             for error in error_tree():
                 ledger.add(ERRORS.name, 0, ("open", error.reason))

@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from baru.drafting.v1 import drafting_pb2
 from baru_common import wire
-from baru_common.certificates import HUB_HOST
+from baru_common.certificates import HUB_HOST, Certificate
 from baru_common.discovery import Place
 from baru_common.errors import BaruError, ConfigError, PermissionDenied, Unauthenticated
 from baru_common.frames import HubFrame, Open, Opened, Resume
@@ -26,6 +26,7 @@ from baru_common.identity import Role
 from baru_common.tls import MEMBERS, TlsFiles
 from baru_hub.access import ALLOWED
 from baru_hub.config import HubConfig
+from baru_hub.observing import Ended, HubObserver
 from baru_hub.server import Hub
 from baru_micro import client
 from baru_micro.transport import HubChannel
@@ -53,6 +54,16 @@ async def trusted_hub(made: Kit, step_s: float = 0.01, **settings: Any) -> Async
     engine = scripted_engine(step_s)
     async with hub_of(engine, scheduler=free_running(), tls=made.hub, reflection=True, **settings) as hub:
         yield hub
+
+
+class Ends(HubObserver):
+    """Notes which sessions are over."""
+
+    def __init__(self) -> None:
+        self.told: list[Ended] = []
+
+    def ended(self, end: Ended) -> None:
+        self.told.append(end)
 
 
 # -- (b) every call, with every wrong certificate
@@ -278,12 +289,13 @@ async def strike_off(made: Kit) -> str:
 
 @pytest.mark.parametrize("change", [revoke, strike_off])
 async def test_j01_who_is_put_out_is_out_at_once(change: Callable[[Kit], Awaitable[str]], tmp_path: Path) -> None:
-    """Streams and orphans end, and give back their memory; another node's session goes on."""
-    made = kit(tmp_path)
+    """Streams and orphans end, and give back their memory, and observers are told of both; another node's session
+    goes on."""
+    made, ends = kit(tmp_path), Ends()
     alpha, beta = made.issue("alpha"), made.issue("beta")
     (made.folder / "list").write_text("alpha # to be put out\nbeta\n")
     async with (
-        trusted_hub(made, 0.02, allow_file=made.folder / "list", orphan_grace_s=60.0) as hub,
+        trusted_hub(made, 0.02, allow_file=made.folder / "list", orphan_grace_s=60.0, observers=[ends]) as hub,
         session_of(hub, alpha) as first,
         session_of(hub, beta) as other,
     ):
@@ -303,6 +315,8 @@ async def test_j01_who_is_put_out_is_out_at_once(change: Callable[[Kit], Awaitab
         assert words in error.message
         await until(lambda: hub.verifier.num_sessions == 1)
         assert time.monotonic() - start_s < 3.0
+        name = str(Certificate.read((alpha / "node.pem").read_bytes()).identity)
+        assert [(end.who.node, end.reason) for end in ends.told] == [(name, error.reason)] * 2
         await anext(other)
         await gone.close()
 

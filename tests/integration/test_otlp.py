@@ -16,6 +16,8 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 from baru_common.telemetry import OTLP_ENDPOINT, TelemetryConfig
 from baru_common.trace_context import TraceContext
+from baru_hub.config import Shaping
+from baru_hub.observing import Begin, HubObserver, Who
 from baru_micro import Finish, MicroNode
 from baru_micro.telemetry import observing
 from support.fault_proxy import FaultProxy
@@ -115,3 +117,25 @@ async def test_nobody_listens_and_nobody_waits() -> None:
         finished_s = time.monotonic()
     assert isinstance(events[-1], Finish)
     assert time.monotonic() - finished_s < 5
+
+
+class Opened(HubObserver):
+    """Notes which requests the hub's sessions serve."""
+
+    def __init__(self) -> None:
+        self.traces: list[str] = []
+
+    def opened(self, who: Who, begin: Begin, num_known: int, num_cached: int) -> None:
+        self.traces.append(who.trace.trace_id)
+
+
+@pytest.mark.parametrize("shaping", [Shaping.OFF, Shaping.REQUIRED])
+async def test_a_stream_of_any_shape_says_which_request_it_serves(shaping: Shaping) -> None:
+    opened, caller = Opened(), TraceContext.new()
+    settings: dict[str, Any] = {"traffic_shape": shaping, "shape_tick_ms": 5, "shape_round_s": 0.2}
+    async with (
+        hub_of(scripted_engine(0.001), scheduler=free_running(), observers=[opened], **settings) as hub,
+        MicroNode.connect(hub.address, drafter=None) as node,
+    ):
+        _ = [event async for event in node.generate(PROMPT, asked(4), trace=caller)]
+    assert opened.traces == [caller.trace_id]
