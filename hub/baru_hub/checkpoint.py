@@ -33,6 +33,7 @@ class Checkpoint:
         wall_clock: Callable[[], datetime] = utc_now,
     ) -> None:
         self._notary = notary
+        self._noted_key = notary.public_key if notary else b""
         self._audit = audit
         self._wall_clock = wall_clock
 
@@ -73,12 +74,19 @@ class Checkpoint:
         if self._audit:
             self._audit.note(event, identity, **fields)
 
+    def _take_new_key(self) -> None:
+        if not self._notary:
+            return
+        self._notary.refresh()
+        if self._notary.public_key != self._noted_key:
+            self._noted_key = self._notary.public_key
+            self.note("certificate_reloaded", key=self._noted_key.hex())
+
     def close(self, visit: Visit, frame: Finished) -> Finished:
         """Return the closing frame with its receipt."""
         if not self._notary and not self._audit:
             return frame
-        if self._notary and self._notary.refresh():
-            self.note("certificate_reloaded", key=self._notary.public_key.hex())
+        self._take_new_key()
         statement = self._statement(visit, frame)
         receipt = self._notary.sign(PURPOSE, statement.to_bytes()) if self._notary else None
         self.note(

@@ -62,14 +62,20 @@ class Notary:
         """32 bytes."""
         return self._files.value[0].public_key().public_bytes_raw()
 
+    def _has_expired(self) -> bool:
+        _, found = self._files.value
+        return found is not None and self._clock() > found.not_valid_after_utc
+
     def sign(self, purpose: str, statement: bytes) -> SignedStatement:
         """Sign for a purpose; ConfigError when the certificate has expired."""
-        key, found = self._files.value
-        if found and self._clock() > found.not_valid_after_utc:
+        if self._has_expired():
+            self.refresh()
+        if self._has_expired():
             raise ConfigError(
                 f"the certificate in {self._folder / CERTIFICATE_FILE} has expired, so nothing can be signed",
                 hint="issue a new one, or set this machine's clock if it is wrong",
             )
+        key, found = self._files.value
         der = found.public_bytes(serialization.Encoding.DER) if found else self.public_key
         return sign(key, der, purpose, statement)
 

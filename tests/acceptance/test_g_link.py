@@ -17,7 +17,7 @@ import grpc
 import psutil
 import pytest
 
-from baru_common.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS
+from baru_common.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS, server_options
 from baru_common.errors import BaruError, EngineFailure, Superseded
 from baru_common.frames import DrafterInfo, HubFrame, Open, Opened, Resume, Verdict
 from baru_hub import server
@@ -543,10 +543,12 @@ async def test_g09_a_hub_that_drains_hands_over() -> None:
         assert shown.changes[-1].state is LinkState.UP
 
 
+_AGED = {"max_connection_age_s": 1.0}
+
+
 async def test_g09_a_stream_of_a_certain_age_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hubs that let no connection live for longer than 1 s: the output takes several, and is as it should be."""
-    aged = (*SERVER_OPTIONS, ("grpc.max_connection_age_ms", 1000), ("grpc.max_connection_age_grace_ms", 200))
-    monkeypatch.setattr(server, "SERVER_OPTIONS", aged)
+    monkeypatch.setattr(server, "server_options", lambda **limits: server_options(**limits | _AGED))
     async with two_hubs() as (_, node):
         shown = await Shown().follow(node, 120)
     assert shown.ids == script(120)
@@ -597,7 +599,7 @@ async def test_reconnections_are_spread_over_time(num_nodes: int) -> None:
     """All lose their hub at once, and 2 s later one is back that knows nothing: no 100 ms see more than a tenth of the
     attempts. Of 100 nodes that is few attempts, so their short form leaves something to chance."""
     num_tokens = 12
-    settings: dict[str, Any] = {"max_sessions": num_nodes, "node_silence_s": 20.0}
+    settings: dict[str, Any] = {"max_sessions": num_nodes, "node_silence_s": 20.0, "max_calls_per_s": 1000.0}
 
     def hub() -> AbstractAsyncContextManager[server.Hub]:
         return hub_of(scripted_engine(0.4), scheduler=free_running(), **settings)
@@ -619,7 +621,7 @@ async def test_reconnections_are_spread_over_time(num_nodes: int) -> None:
     assert all(line["changes"] == ["down", "up"] for line in ends)
     assert len(attempts_s) >= num_nodes
     tenth = len(attempts_s) / 10
-    assert most_within(attempts_s, 0.1) <= tenth + (3 * tenth**0.5 if num_nodes < 200 else 0)
+    assert most_within(attempts_s, 0.1) <= tenth + (5 * tenth**0.5 if num_nodes < 200 else 0)
 
 
 def most_within(times_s: Sequence[float], window_s: float) -> int:

@@ -23,7 +23,7 @@ from baru_hub.drafters.checkpoint import read_folder
 from baru_micro import MicroNode
 from support import code_scan
 from support.hubs import hub_of
-from support.tiny import save, tiny_bundle, tiny_target
+from support.tiny import save, tiny_bundle, tiny_target, twin
 
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("common/baru_common", "hub/baru_hub", "micro/baru_micro", "bench", "tools", "fuzz")
@@ -176,15 +176,12 @@ async def test_j04_a_hub_cannot_make_a_node_load_a_model(tmp_path: Path, monkeyp
     loaded: list[str] = []
     monkeypatch.setattr("baru_common.model_files._load", lambda files, *_: loaded.append(files.name))
     name = f"causal_lm:{_folder(tmp_path / 'evil')}"
-    target = tiny_target()
+    target = twin(tiny_target())
     object.__setattr__(target, "files", type(target.files)(name, target.files.path))
     target.files.__dict__["digest"] = "another name"
-    try:
-        async with hub_of(target) as hub, MicroNode.connect(hub.address, drafter="ngram") as node:
-            assert node.hub.target_name == name
-            assert [event async for event in node.generate([5, 6, 7])]
-    finally:
-        tiny_target.cache_clear()
+    async with hub_of(target) as hub, MicroNode.connect(hub.address, drafter="ngram") as node:
+        assert node.hub.target_name == name
+        assert [event async for event in node.generate([5, 6, 7])]
     assert loaded == []
 
 

@@ -102,6 +102,7 @@ async def default_hub(default_target: LoadedModel) -> AsyncIterator[str]:
 
 
 @pytest.mark.target
+@pytest.mark.timeout(300)
 async def test_the_default_target_short(default_hub: str, default_target: LoadedModel) -> None:
     """A few prompts and the start of their answers; `test_the_default_target` is the long form."""
     for kind in DRAFTERS:
