@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from .certificates import Certificate
@@ -130,7 +130,7 @@ def _certified(der: bytes, at: datetime, trust: Trust, error: type[BaruError]) -
             raise ValueError(f"it has {len(der)} bytes")
         document = x509.load_der_x509_certificate(der)
         certificate, key = Certificate.of(document), document.public_key()
-    except (ValueError, ConfigError) as found:
+    except (ValueError, ConfigError, UnsupportedAlgorithm, x509.InvalidVersion) as found:
         raise wrong(error, "certificate", f"the signer's certificate cannot be read: {found}") from found
     who = certificate.identity
     problem = None
