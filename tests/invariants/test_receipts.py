@@ -39,10 +39,12 @@ async def answers(drafter: Drafter | None, **settings: Any) -> tuple[list[Finish
     async with hub_of(
         _TARGET, scheduler=free_running(), max_sessions=_NUM_REQUESTS, kv_cache_mb=128, **settings
     ) as hub:
+        few_at_once = asyncio.Semaphore(25)
         async with MicroNode.connect(hub.address, drafter=drafter) as node:
 
             async def one(prompt: Sequence[int], params: SamplingParams) -> Finish:
-                events = [event async for event in node.generate(prompt, params)]
+                async with few_at_once:
+                    events = [event async for event in node.generate(prompt, params)]
                 assert isinstance(events[-1], Finish)
                 return events[-1]
 
