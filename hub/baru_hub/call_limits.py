@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -11,13 +10,12 @@ from typing import Any
 
 import grpc
 
-from baru_common import wire
 from baru_common.errors import BaruError
 
+from .interceptors import Context, abort, around
 from .quotas import Quotas
 from .rates import CallGate
 
-Context = grpc.aio.ServicerContext[Any, Any]
 Identify = Callable[[Context], str]
 
 _AMOUNTS = {"/baru.drafting.v1.DraftingService/FetchTokenizer": 10}
@@ -43,25 +41,8 @@ class CallLimits(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        name = ("unary" if not handler.request_streaming else "stream") + (
-            "_stream" if handler.response_streaming else "_unary"
-        )
         amount = _AMOUNTS.get(str(handler_call_details.method), 1)
-        make = getattr(grpc, f"{name}_rpc_method_handler")
-        wrapped = self._wrapped(getattr(handler, name), amount)
-        return make(wrapped, handler.request_deserializer, handler.response_serializer)
-
-    def _wrapped(self, behaviour: Callable[[Any, Context], Any], amount: float) -> Callable[[Any, Context], Any]:
-        async def answer(request: Any, context: Context) -> Any:
-            async with self._admitted(context, amount):
-                return await behaviour(request, context)
-
-        async def answers(request: Any, context: Context) -> AsyncIterator[Any]:
-            async with self._admitted(context, amount):
-                async for response in behaviour(request, context):
-                    yield response
-
-        return answers if inspect.isasyncgenfunction(behaviour) else answer
+        return around(handler, lambda context: self._admitted(context, amount))
 
     @asynccontextmanager
     async def _admitted(self, context: Context, amount: float) -> AsyncIterator[None]:
@@ -84,9 +65,3 @@ class CallLimits(grpc.aio.ServerInterceptor):
             await abort(context, error)
         if wait_s:
             await asyncio.sleep(wait_s)
-
-
-async def abort(context: Context, error: BaruError) -> None:
-    """End a call with an error; it does not return."""
-    status = wire.to_status(error)
-    await context.abort(status.code, status.details, status.trailing_metadata)

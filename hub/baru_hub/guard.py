@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -16,7 +16,6 @@ from typing import Any, TypeVar, cast
 
 import grpc
 
-from baru_common import wire
 from baru_common.certificates import Certificate, revoked_serials
 from baru_common.errors import BaruError, ConfigError, Unauthenticated
 from baru_common.identity import Role
@@ -26,12 +25,12 @@ from baru_common.tls import TlsFiles
 
 from .access import EVERYBODY, Policy, allow_list, check_method
 from .checkpoint import Checkpoint
+from .interceptors import Context, abort, around
 from .verifier import Verifier
 
 _JUDGED_S = 0.5
 """Time between two looks at the calls that last."""
 
-Context = grpc.aio.ServicerContext[Any, Any]
 _T = TypeVar("_T")
 
 
@@ -97,36 +96,7 @@ class Guard(grpc.aio.ServerInterceptor):
         """Put the judgement before the method's own handler."""
         method = handler_call_details.method
         handler = await continuation(handler_call_details) or grpc.stream_stream_rpc_method_handler(_nothing)
-        return self._guarded(cast("Any", handler), method)
-
-    def _guarded(self, handler: Any, method: str) -> grpc.RpcMethodHandler[Any, Any]:
-        arity = (
-            "stream" if handler.request_streaming else "unary",
-            "stream" if handler.response_streaming else "unary",
-        )
-        behaviour = getattr(handler, "_".join(arity))
-
-        async def one(request: Any, context: Context) -> Any:
-            async with self._admitted(method, context):
-                return await behaviour(request, context)
-
-        async def many(request: Any, context: Context) -> None:
-            async with self._admitted(method, context):
-                answers = behaviour(request, context)
-                if not isinstance(answers, AsyncIterator):
-                    await answers  # it writes by itself
-                    return
-                async with aclosing(cast("Any", answers)):
-                    async for answer in answers:
-                        await context.write(answer)
-
-        make = getattr(grpc, f"{'_'.join(arity)}_rpc_method_handler")
-        guarded: grpc.RpcMethodHandler[Any, Any] = make(
-            many if handler.response_streaming else one,
-            request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
-        )
-        return guarded
+        return around(handler, lambda context: self._admitted(method, context))
 
     @asynccontextmanager
     async def _admitted(self, method: str, context: Context) -> AsyncIterator[None]:
@@ -230,6 +200,5 @@ async def _nothing(_requests: Any, context: Context) -> None:
 
 
 async def _abort(context: Context, error: BaruError) -> None:
-    status = wire.to_status(error)
     with suppress(grpc.aio.UsageError):  # it is ending already
-        await context.abort(status.code, status.details, status.trailing_metadata)
+        await abort(context, error)

@@ -20,8 +20,9 @@ from baru_common.errors import BaruError, EngineFailure, HubTimeout, Incompatibl
 from baru_common.frames import Cancel, Draft, FinishReason, Heartbeat, NodeFrame, Open, TrafficShape
 from baru_common.trace_context import TRACEPARENT, TraceContext
 
-from .call_limits import Identify, abort
+from .call_limits import Identify
 from .guard import caller, hold
+from .interceptors import Context, abort
 from .live import LiveSession
 from .orphans import LinkPolicy
 from .quotas import DEFAULT_QUOTAS, Quotas
@@ -34,8 +35,6 @@ _CHUNK_BYTES = 1 << 18
 _OPEN_TIMEOUT_S = 10.0
 
 _log = logging.getLogger(__name__)
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 def identified(_: Context) -> str:
