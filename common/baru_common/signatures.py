@@ -129,6 +129,9 @@ def _certified(der: bytes, at: datetime, trust: Trust, error: type[BaruError]) -
         if len(der) > MAX_CERTIFICATE_BYTES:
             raise ValueError(f"it has {len(der)} bytes")
         document = x509.load_der_x509_certificate(der)
+        if not der.endswith(b"\0" + document.signature):
+            # Bits of the signature that are zero can be declared unused: the one byte that nothing signs.
+            raise ValueError("its signature is not whole bytes")
         certificate, key = Certificate.of(document), document.public_key()
     except (ValueError, ConfigError, UnsupportedAlgorithm, x509.InvalidVersion) as found:
         raise wrong(error, "certificate", f"the signer's certificate cannot be read: {found}") from found
