@@ -126,12 +126,7 @@ def _signer(certificate: bytes, at: datetime, trust: Trust, error: type[BaruErro
 
 def _certified(der: bytes, at: datetime, trust: Trust, error: type[BaruError]) -> Signer:
     try:
-        if len(der) > MAX_CERTIFICATE_BYTES:
-            raise ValueError(f"it has {len(der)} bytes")
-        document = x509.load_der_x509_certificate(der)
-        if not der.endswith(b"\0" + document.signature):
-            # Bits of the signature that are zero can be declared unused: the one byte that nothing signs.
-            raise ValueError("its signature is not whole bytes")
+        document = _read_der(der)
         certificate, key = Certificate.of(document), document.public_key()
     except (ValueError, ConfigError, UnsupportedAlgorithm, x509.InvalidVersion) as found:
         raise wrong(error, "certificate", f"the signer's certificate cannot be read: {found}") from found
@@ -150,3 +145,13 @@ def _certified(der: bytes, at: datetime, trust: Trust, error: type[BaruError]) -
     if problem or not isinstance(key, Ed25519PublicKey):
         raise wrong(error, "certificate", f"the signer's certificate ({who}) {problem}")
     return Signer(str(who), key.public_bytes_raw(), trusted=trust.authority is not None)
+
+
+def _read_der(der: bytes) -> x509.Certificate:
+    if len(der) > MAX_CERTIFICATE_BYTES:
+        raise ValueError(f"it has {len(der)} bytes")
+    document = x509.load_der_x509_certificate(der)
+    if not der.endswith(b"\0" + document.signature):
+        # Zero bits at a signature's end can be declared unused: by the one byte that nothing signs.
+        raise ValueError("its signature is not whole bytes")
+    return document
