@@ -158,6 +158,12 @@ HUB = (
         },
     ),
     Panel(
+        "Changes of acceptance",
+        "none",
+        {"{{node}} {{scope}} {{direction}}": _rate("baru_hub_acceptance_changes_total", "node, scope, direction")},
+        help="Per second. What is asked or answered has become another, or the drafter has.",
+    ),
+    Panel(
         "Process",
         "none",
         {

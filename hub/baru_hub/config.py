@@ -139,6 +139,8 @@ class HubConfig(Quotas):
     """Files for scraping past loopback: certificate, key, client CA."""
     otlp: str = TelemetryConfig.otlp
     """URL that metrics and traces are pushed to; empty: the environment's, if any."""
+    follow_changes: bool = False
+    """When a session's acceptance has changed, let drafting forget what it was; else that is only reported."""
     log_format: LogFormat = LogFormat.TEXT
     """How log lines look."""
     log_sessions: bool = False

@@ -82,6 +82,11 @@ PREFIX_QUERIES = _counter(
     "prefix_queries", "Ids of new sessions that were looked for in the cache.", (), _TOKENS, "vllm:prefix_cache_queries"
 )
 PREFIX_HITS = _counter("prefix_hits", "Those of them that were there.", (), _TOKENS, "vllm:prefix_cache_hits")
+CHANGES = _counter(
+    "acceptance_changes",
+    "Changes of acceptance that were found: of a session or of a node as a whole, and which way.",
+    ("node", "scope", "direction"),
+)
 OPENED = _counter("streams_opened", "Streams that got a session: new, resumed or rebuilt.", ("begin",))
 ORPHANED = _counter("streams_lost", "Streams that broke; their sessions ran on.", ("node",))
 ENDED = _counter(

@@ -24,6 +24,7 @@ from .engines import Engine
 from .guard import Guard, policy_of
 from .observing import HubObserver
 from .posture_keeper import PostureKeeper
+from .scene import SceneStability
 from .scheduler import GoodputScheduler, Scheduler
 from .servicer import SERVICE, DraftingServicer, add_to, identified
 from .session_log import SessionLog
@@ -79,10 +80,12 @@ async def running_hub(
     if scheduler is None:
         scheduler = GoodputScheduler(await engine.calibrate(), config.max_prefill, config.max_patience_ms / 1000)
     async with AsyncExitStack() as stack:
+        scene = SceneStability()
         metrics, keepers = "", list[HubTelemetry]()
         if config.telemetry.is_on:  # it sees the last session end
             keepers.append(HubTelemetry(config.max_depth))
             metrics = stack.enter_context(keepers[0].exporting(config.telemetry, engine.spec.target_name))
+            scene.listeners.append(keepers[0].changed)
         checkpoint = await stack.enter_async_context(open_checkpoint(config.tls, config.audit))
         if posture:
             await stack.enter_async_context(posture.watching())
@@ -95,12 +98,14 @@ async def running_hub(
                 link=config.link,
                 checkpoint=checkpoint,
                 quotas=config,
-                observers=[*observers, *keepers, *([SessionLog()] if config.log_sessions else [])],
+                observers=[*observers, *keepers, scene, *([SessionLog()] if config.log_sessions else [])],
                 posture=posture,
             )
         )
         for keeper in keepers:
             keeper.watch(verifier)
+        if config.follow_changes:
+            scene.listeners.append(verifier.follow_change)
         guard = Guard(policy_of(files, config.allow, config.allow_file), verifier, checkpoint) if files else None
         limited = CallLimits(config, identify)
         server = grpc.aio.server(

@@ -74,6 +74,13 @@ class Survival:
         if num_tried:
             self._gains = None
 
+    def restart(self, rate: float) -> None:
+        """Forget what was learned: each position is accepted with about this chance now."""
+        for position in self._positions:
+            position.slow = _Rate(_SLOW, _PRIOR_WEIGHT * rate, _PRIOR_WEIGHT)
+            position.fast = _Rate(_FAST)
+        self._gains = None
+
     def gains(self) -> list[float]:
         """Return, for each position up to `reach`, the chance that it is accepted: never rising."""
         if self._gains is None:

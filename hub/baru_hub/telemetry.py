@@ -21,6 +21,7 @@ from .instruments import (
     ACCEPTED,
     ACCEPTED_AT,
     BATCH,
+    CHANGES,
     CHECKED_DRAFTS,
     COMPILE_TIME,
     DEPTH,
@@ -61,6 +62,7 @@ from .instruments import (
 )
 from .live import ABANDONED
 from .observing import Begin, Ended, HubObserver, Part, Stepped, Who
+from .scene import SceneChange, Scope
 from .verifier import Verifier
 
 MAX_NODES, MAX_DRAFTERS = 64, 16
@@ -80,6 +82,9 @@ class _Cells:
         self.prefilled, self.prompted = ledger.cell(PREFILLED.name, who), ledger.cell(PROMPTED.name, who)
         self.waits, self.waits_won = ledger.cell(WAITS.name, who), ledger.cell(WAITS_WON.name, who)
         self.lost = ledger.cell(ORPHANED.name, (node,))
+        for scope in Scope:
+            for direction in ("up", "down"):
+                ledger.cell(CHANGES.name, (node, scope.value, direction))
         self.verified_at = [ledger.cell(VERIFIED_AT.name, (drafter, position)) for position in positions]
         self.accepted_at = [ledger.cell(ACCEPTED_AT.name, (drafter, position)) for position in positions]
 
@@ -217,6 +222,12 @@ class HubTelemetry(HubObserver):
             known.first_ns = self._wall_ns()
             if known.is_new:
                 self._record(FIRST_TOKEN, part.interval_s)
+
+    def changed(self, found: SceneChange) -> None:
+        """Count it."""
+        direction = "up" if found.change.size > 0 else "down"
+        with self.ledger as ledger:
+            ledger.add(CHANGES.name, 1, (self._nodes(found.who.node.rpartition("/")[2]), found.scope.value, direction))
 
     def orphaned(self, who: Who) -> None:
         """Count it."""

@@ -52,6 +52,7 @@ from .posture import Document
 from .posture_keeper import PostureKeeper
 from .quotas import Load, Quotas, over_own, over_total, too_old
 from .ragged_batch import SCRATCH_SLOTS
+from .scene import SceneChange, Scope
 from .scheduler import GoodputScheduler, Plan, Scheduler
 from .session import Block, Session
 
@@ -230,6 +231,11 @@ class Verifier:
         """End a session without a word to its node, whether that is there or not."""
         if resident := self._residents.get(session_id):
             resident.close(reason)
+
+    def follow_change(self, found: SceneChange) -> None:
+        """Forget what a session's drafts were worth before its acceptance changed."""
+        if found.scope is Scope.SESSION and (resident := self._residents.get(found.who.session_id)):
+            resident.state.pace.survival.restart(found.change.after)
 
     async def check(
         self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], identity: str = ANYBODY
