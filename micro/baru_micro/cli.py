@@ -40,6 +40,7 @@ from .canary import CanaryReport, run_canary
 from .client import LinkOptions, MicroNode, Prompt
 from .decoding import Fallback, Reconcile
 from .doctor import Check, Doctor
+from .endpoint.command import DEFAULT_HUBS, serve
 from .events import Finish
 from .fit import Shaping
 from .observing import NodeObserver
@@ -48,7 +49,6 @@ from .receipt_cli import verify_receipt
 from .request_options import grammar_of, with_settings
 from .telemetry import observing
 
-DEFAULT_HUBS = ["127.0.0.1:7443"]
 _T = TypeVar("_T")
 _Hubs = Annotated[
     list[str],
@@ -217,6 +217,9 @@ async def _generate(
             if isinstance(event, Finish):
                 return event
     raise AssertionError("a generation ends with Finish")
+
+
+app.command()(serve)
 
 
 @app.command()

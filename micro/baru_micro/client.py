@@ -224,8 +224,9 @@ class MicroNode:
         """What a generation does while no hub answers, unless the hub's posture chooses for it."""
         return self._fallback
 
-    def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Return the ids of a prompt: what the hub is sent, and what usage counts.
+    def prompt_ids(self, prompt: Prompt, *, tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
+        """Return the ids of a prompt: what the hub is sent, and what usage counts. `tools`: what the chat template is
+        to offer the model.
 
         InvalidRequest when the prompt is empty, too long for the target, or not a prompt.
         """
@@ -234,7 +235,7 @@ class MicroNode:
         if isinstance(prompt, str):
             ids = self.tokenizer.encode_text(prompt)
         elif all(isinstance(item, Mapping) for item in prompt):
-            ids = self.tokenizer.encode_chat(cast("Sequence[Message]", prompt))
+            ids = self.tokenizer.encode_chat(cast("Sequence[Message]", prompt), tools=tools)
         elif all(isinstance(item, int) for item in prompt):
             ids = list(cast("Sequence[int]", prompt))
         else:
@@ -264,14 +265,15 @@ class MicroNode:
         *,
         reconcile: Reconcile | None = None,
         trace: TraceContext | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> AsyncGenerator[Event, None]:
         """Yield the events of one generation, `Finish` last. `reconcile`: as in `LinkOptions`, for this one. `trace`:
-        the caller's own span, if it has one.
+        the caller's own span, if it has one. `tools`: as `prompt_ids` takes them.
 
         Leaving the loop early, or cancelling it, ends the session at the hub. Raises the BaruError
         that ends a generation which does not finish.
         """
-        ids = self.prompt_ids(prompt)
+        ids = self.prompt_ids(prompt, tools=tools)
         sampling = await self._sampling(params or SamplingParams(), len(ids))
         room = self.hub.context_limit - len(ids)
         generation = Generation(

@@ -123,7 +123,7 @@ class Reach:
             opened = await asyncio.wait_for(_first(frames), _ANSWER_S + stream.backlog_s)
         except BaseException as error:
             caller.request_failed()
-            stream.close()
+            await stream.leave()  # a hub that admits it all the same shall not keep it for somebody who is gone
             if isinstance(error, asyncio.TimeoutError):
                 raise HubTimeout(f"the hub at {channel.address} did not admit the session") from None
             raise

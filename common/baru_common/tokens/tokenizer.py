@@ -53,16 +53,22 @@ class Tokenizer:
         """Ids of `text` as it stands within an answer: no control ids, and nothing added. None for no text."""
         return self._encode_plain(_valid(text), first=False)
 
-    def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
         """Ids of a chat prompt: those of transformers' `apply_chat_template(tokenize=True)`, but that
-        control strings spelled inside a message stay plain text and forge no turn.
+        control strings spelled inside a message or a tool stay plain text and forge no turn.
 
-        EmptyPrompt without messages; InvalidRequest when there is no template or it refuses them.
+        EmptyPrompt without messages; InvalidRequest when there is no template, it refuses them, or knows no tools.
         """
         if not messages:
             raise EmptyPrompt("the prompt has no messages", hint="send at least one message")
         guarded = [self._guard(message) for message in messages]
-        rendered = self._render(guarded, add_generation_prompt)
+        rendered = self._render(guarded, self._guard(tools) if tools else None, add_generation_prompt)
         if _BREAK not in rendered:
             with _library():
                 ids = self._tokenizer.encode(rendered, add_special_tokens=False).ids
@@ -87,13 +93,15 @@ class Tokenizer:
 
     # -- chat templates
 
-    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+    def _render(self, messages: Sequence[Message], tools: Any, add_generation_prompt: bool) -> str:
         if self.bundle.chat_template is None:
             raise InvalidRequest("this target has no chat template", hint="send a text prompt instead of messages")
+        if tools and not re.search(r"\btools\b", self.bundle.chat_template):
+            raise InvalidRequest("this target's chat template knows no tools", details={"param": "tools"})
         variables = {
             **self.bundle.special_tokens,
             "messages": messages,
-            "tools": None,
+            "tools": tools,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }

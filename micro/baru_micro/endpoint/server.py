@@ -1,0 +1,96 @@
+"""The endpoint as a server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from baru_common.errors import ConfigError
+from baru_micro.client import MicroNode
+
+from .app import EndpointConfig, make_app
+
+_MAX_CONNECTIONS = 512
+_GRACE_S = 5
+
+
+@dataclass(frozen=True)
+class Listen:
+    """Where to serve, and with which certificate."""
+
+    host: str
+    port: int
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def check(self, config: EndpointConfig) -> None:
+        """ConfigError when strangers could get at it."""
+        if (self.certificate is None) != (self.key is None):
+            raise ConfigError("--certificate and --key go together")
+        if not _is_loopback(self.host) and not config.api_keys:
+            raise ConfigError(
+                f"{self.host} is not a loopback address, and no API key is set",
+                hint="set --api-key-file, or listen on 127.0.0.1",
+            )
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the program's business."""
+        yield
+
+
+@asynccontextmanager
+async def running_endpoint(node: MicroNode, config: EndpointConfig, listen: Listen) -> AsyncIterator[str]:
+    """Serve `node` over HTTP while the block runs; yields the URL. ConfigError when the address cannot be taken."""
+    listen.check(config)
+    try:
+        listener = socket.create_server(
+            (listen.host, listen.port), family=_family(listen.host), backlog=_MAX_CONNECTIONS
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {listen.host}:{listen.port}: {error.strerror}", hint="another program may use the port"
+        ) from error
+    server = _Server(
+        uvicorn.Config(
+            make_app(node, config),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            limit_concurrency=_MAX_CONNECTIONS,
+            timeout_graceful_shutdown=_GRACE_S,
+            ssl_certfile=listen.certificate,
+            ssl_keyfile=listen.key,
+            server_header=False,
+        )
+    )
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        while not (server.started or serving.done()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        host = f"[{listen.host}]" if ":" in listen.host else listen.host
+        yield f"{'https' if listen.certificate else 'http'}://{host}:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await serving
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
