@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import openai
@@ -42,7 +43,7 @@ async def endpoint_of(
     *,
     drafter: Drafter | str | None = "ngram",
     config: EndpointConfig | None = None,
-    **settings: object,
+    **settings: Any,
 ) -> AsyncIterator[Endpoint]:
     """Serve `target` at a hub, and that through a node over HTTP."""
     config = config or EndpointConfig()
