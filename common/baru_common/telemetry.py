@@ -54,6 +54,8 @@ class TelemetryConfig:
     any."""
     tls: tuple[str, str, str] = ("", "", "")
     """Files in PEM for scraping past loopback: the server's certificate, its key, and who signs those of scrapers."""
+    page: bool = False
+    """`Telemetry.page` is wanted, for a server that the program has anyway."""
 
     def __post_init__(self) -> None:
         if self.metrics and not is_loopback(split_address(self.metrics)[0]) and not all(self.tls):
@@ -70,7 +72,7 @@ class TelemetryConfig:
     @property
     def is_on(self) -> bool:
         """Somebody gets something."""
-        return bool(self.metrics) or self.pushes
+        return bool(self.metrics) or self.page or self.pushes
 
 
 NO_TELEMETRY = TelemetryConfig()
@@ -91,9 +93,17 @@ class Span:
 class Telemetry:
     """Exporters at work. Made by `exporting`."""
 
-    def __init__(self, address: str, tracer: Tracer | None, ids: Any, histograms: Mapping[str, Histogram]) -> None:
+    def __init__(
+        self,
+        address: str,
+        registry: CollectorRegistry | None,
+        tracer: Tracer | None,
+        ids: Any,
+        histograms: Mapping[str, Histogram],
+    ) -> None:
         self.address = address
         """Where metrics are scraped; empty: nowhere."""
+        self._registry = registry
         self._tracer = tracer
         self._ids = ids
         self._histograms = histograms
@@ -102,6 +112,12 @@ class Telemetry:
     def traces(self) -> bool:
         """Spans go somewhere."""
         return self._tracer is not None
+
+    def page(self) -> bytes:
+        """Return what a scrape shows (Prometheus' text format)."""
+        from prometheus_client import generate_latest
+
+        return bytes(generate_latest(self._registry)) if self._registry else b""
 
     def record(self, name: str, value: float, attributes: Mapping[str, str]) -> None:
         """Add a value to a histogram."""
@@ -145,11 +161,12 @@ def exporting(
         ) from error
     resource = Resource.create({"service.name": service, "service.version": __version__})
     with ExitStack() as stack:
-        address, readers = "", list[Any]()
-        if config.metrics:
+        address, registry, readers = "", None, list[Any]()
+        if config.metrics or config.page:
             registry, reader = _registry(instruments)
-            address = stack.enter_context(_scraped(config, registry))
             readers.append(reader)
+        if config.metrics and registry:
+            address = stack.enter_context(_scraped(config, registry))
         if config.pushes:
             readers.append(_metric_pusher(config))
         provider = MeterProvider(readers, resource, exemplar_filter=AlwaysOffExemplarFilter(), shutdown_on_exit=False)
@@ -158,7 +175,7 @@ def exporting(
         _observe(meter, instruments, ledger, gauges, constant)
         histograms = {i.name: _histogram(meter, i) for i in instruments if i.kind is Kind.HISTOGRAM}
         tracer, ids = stack.enter_context(_span_pusher(config, resource)) if config.pushes else (None, None)
-        yield Telemetry(address, tracer, ids, histograms)
+        yield Telemetry(address, registry, tracer, ids, histograms)
 
 
 def _push_last(shutdown: Callable[[], object]) -> None:

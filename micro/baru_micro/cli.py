@@ -28,19 +28,28 @@ from baru_common.cli_support import (
     run,
 )
 from baru_common.corpus import DEFAULT_CORPUS, Corpus, corpora
-from baru_common.drafters import DRAFTERS
 from baru_common.errors import ConfigError, ReceiptInvalid
 from baru_common.logs import LogFormat
 from baru_common.sampling import SamplingParams
 from baru_common.telemetry import TelemetryConfig
-from baru_common.workloads import AUTOREGRESSIVE, DEFAULT_WORKLOAD
+from baru_common.workloads import DEFAULT_WORKLOAD
 
 from . import receipt_file
 from .canary import CanaryReport, run_canary
+from .cli_options import (
+    DEFAULT_HUBS,
+    DrafterOption,
+    FallbackOption,
+    HubsOption,
+    ShapingOption,
+    TierOption,
+    TlsOption,
+    WorkloadOption,
+)
 from .client import LinkOptions, MicroNode, Prompt
 from .decoding import Fallback, Reconcile
 from .doctor import Check, Doctor
-from .endpoint.command import DEFAULT_HUBS, serve
+from .endpoint.command import serve
 from .events import Finish
 from .fit import Shaping
 from .observing import NodeObserver
@@ -50,22 +59,6 @@ from .request_options import grammar_of, with_settings
 from .telemetry import observing
 
 _T = TypeVar("_T")
-_Hubs = Annotated[
-    list[str],
-    typer.Option("--hub", envvar="BARU_HUB", help="Hub to use, HOST:PORT; may be given again, the first choice first."),
-]
-_Drafter = Annotated[
-    str, typer.Option("--drafter", help=f"One of {', '.join(DRAFTERS)}; or several, as suffix+causal_lm.")
-]
-_Tls = Annotated[
-    Path | None,
-    typer.Option(
-        "--tls", envvar="BARU_TLS", help="Folder with this machine's certificate, from `baru-hub certs issue`."
-    ),
-]
-_Tier = Annotated[
-    str | None, typer.Option("--tier", help="Tier of this node in the hub's posture; default: by the board's name.")
-]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 _Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
 
@@ -86,9 +79,9 @@ def version() -> None:
 @app.command()
 def generate(
     prompt: Annotated[str, typer.Argument(help="What to ask; - reads it from standard input.")],
-    hub: _Hubs = DEFAULT_HUBS,
-    tls: _Tls = None,
-    drafter: _Drafter = "ngram",
+    hub: HubsOption = DEFAULT_HUBS,
+    tls: TlsOption = None,
+    drafter: DrafterOption = "ngram",
     max_tokens: Annotated[
         int | None, typer.Option(help="Most tokens to generate; default: all the context takes.")
     ] = 512,
@@ -116,10 +109,7 @@ def generate(
             help="Any other sampling parameter, NAME=JSON: repetition_penalty=1.2, logprobs=3; may be given again.",
         ),
     ] = None,
-    fallback: Annotated[
-        Fallback | None,
-        typer.Option(help="While no hub answers; default: local if the drafter has a model, else wait."),
-    ] = None,
+    fallback: FallbackOption = None,
     reconcile: Annotated[
         Reconcile, typer.Option(help="What becomes of provisional tokens when a hub is back.")
     ] = Reconcile.REWRITE,
@@ -127,14 +117,9 @@ def generate(
     receipt_ids: Annotated[
         bool, typer.Option("--receipt-ids", help="Write prompt, parameters and answer with it, as ids.")
     ] = False,
-    traffic_shape: Annotated[
-        Shaping,
-        typer.Option(help="Constant size and pace, so that traffic says nothing; auto: if the hub requires it."),
-    ] = Shaping.AUTO,
-    tier: _Tier = None,
-    workload: Annotated[
-        str, typer.Option(help=f"Kind of work that the answer is: {', '.join(AUTOREGRESSIVE)}.")
-    ] = DEFAULT_WORKLOAD,
+    traffic_shape: ShapingOption = Shaping.AUTO,
+    tier: TierOption = None,
+    workload: WorkloadOption = DEFAULT_WORKLOAD,
     metrics: MetricsOption = "",
     metrics_tls: MetricsTlsOption = NO_TLS,
     otlp: OtlpOption = "",
@@ -224,9 +209,9 @@ app.command()(serve)
 
 @app.command()
 def doctor(
-    hub: _Hubs = DEFAULT_HUBS,
-    tls: _Tls = None,
-    drafter: _Drafter = "ngram",
+    hub: HubsOption = DEFAULT_HUBS,
+    tls: TlsOption = None,
+    drafter: DrafterOption = "ngram",
     json_output: _Json = False,
     verbose: _Verbose = False,
 ) -> None:
@@ -274,10 +259,10 @@ app.add_typer(canary_app, name="canary")
 
 @canary_app.command("run")
 def canary_run(
-    hub: _Hubs = DEFAULT_HUBS,
-    tls: _Tls = None,
-    drafter: _Drafter = "suffix+causal_lm",
-    tier: _Tier = None,
+    hub: HubsOption = DEFAULT_HUBS,
+    tls: TlsOption = None,
+    drafter: DrafterOption = "suffix+causal_lm",
+    tier: TierOption = None,
     json_output: _Json = False,
     verbose: _Verbose = False,
 ) -> None:

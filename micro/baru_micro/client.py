@@ -209,6 +209,14 @@ class MicroNode:
         """The way to the hub that serves this node."""
         return self._hubs.current.link
 
+    async def hub_serves(self) -> bool:
+        """Ask the hub. False: it does not answer, or is about to go down; `link.state` alone is as old as what was
+        heard last."""
+        try:
+            return await self._hubs.current.health() == "SERVING"
+        except BaruError:
+            return False
+
     @property
     def hub_address(self) -> str:
         """Where the hub is that serves this node."""

@@ -186,7 +186,7 @@ class Generation:
                 raise
             yield self._finish_alone()
         finally:
-            await _end(reaching, unless=self._attached)
+            await asyncio.shield(_end(reaching, unless=self._attached))  # its caller may lose patience meanwhile
 
     def _lost(self, error: BaruError) -> LinkChanged:
         return LinkChanged(LinkState.DOWN, self.reach.hubs.current.address, str(error))
@@ -216,8 +216,10 @@ class Generation:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await attached.stream.leave()
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:  # its caller may lose patience meanwhile
+                await attached.stream.leave()
 
     def _can_move(self, attached: Attached) -> bool:
         return self.fallback is not Fallback.FAIL and self.reach.hubs.has_other(attached.stream.channel)

@@ -19,6 +19,15 @@ MAX_BYTES = 64 << 20
 
 def write(path: Path, receipt: SignedStatement, content: Content | None = None) -> None:
     """Keep a receipt, and what its digests are of if that is given; ConfigError when it cannot be written."""
+    values = values_of(receipt, content)
+    try:
+        write_atomically(path, json.dumps(values, ensure_ascii=False).encode() + b"\n")
+    except OSError as error:
+        raise ConfigError(f"the receipt cannot be written to {path}: {error.strerror}") from error
+
+
+def values_of(receipt: SignedStatement, content: Content | None = None) -> dict[str, Any]:
+    """Return what a file of it holds."""
     values: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -32,10 +41,7 @@ def write(path: Path, receipt: SignedStatement, content: Content | None = None) 
             "output_ids": list(content.output_ids),
             "params": content.params,
         }
-    try:
-        write_atomically(path, json.dumps(values, ensure_ascii=False).encode() + b"\n")
-    except OSError as error:
-        raise ConfigError(f"the receipt cannot be written to {path}: {error.strerror}") from error
+    return values
 
 
 def read(path: Path) -> tuple[SignedStatement, Content | None]:

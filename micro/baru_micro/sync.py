@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -81,9 +81,10 @@ class SyncMicroNode:
         *,
         reconcile: Reconcile | None = None,
         trace: TraceContext | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> Iterator[Event]:
         """Yield the events of one generation; as `MicroNode.generate`."""
-        events = self._node.generate(prompt, params, reconcile=reconcile, trace=trace)
+        events = self._node.generate(prompt, params, reconcile=reconcile, trace=trace, tools=tools)
         try:
             while True:
                 try:

@@ -86,15 +86,15 @@ class NodeTelemetry(NodeObserver):
                 ledger.add(SHOWN.name, 0, (provenance,))
 
     @contextmanager
-    def exporting(self, config: TelemetryConfig) -> Iterator[str]:
-        """Export while the block runs; yield where it is scraped."""
+    def exporting(self, config: TelemetryConfig) -> Iterator[Telemetry]:
+        """Export while the block runs."""
         gauges: Mapping[str, Callable[[], Series]] = {
             LINK_STATE.name: lambda: self.link_states,
             ROUND_TRIP_NOW.name: lambda: self._round_trips_s,
             RUNNING.name: lambda: {(): len(self._running)},
         }
         with exporting(config, "baru-micro", INSTRUMENTS, self.ledger, gauges, {}) as self._telemetry:
-            yield self._telemetry.address
+            yield self._telemetry
 
     # -- links
 
@@ -229,8 +229,10 @@ class Observing(NamedTuple):
 
     observers: Sequence[NodeObserver]
     """For `MicroNode.connect`."""
-    metrics: str
+    metrics: str = ""
     """Where it is scraped; empty: nowhere."""
+    page: Callable[[], bytes] | None = None
+    """What a scrape shows, if that was asked for."""
 
 
 @contextmanager
@@ -238,8 +240,8 @@ def observing(config: TelemetryConfig, *, log: bool = False) -> Iterator[Observi
     """Export as `config` says while the block runs, and `log` what happens if that is wanted."""
     observers: list[NodeObserver] = [RequestLog()] if log else []
     if not config.is_on:
-        yield Observing(observers, "")
+        yield Observing(observers)
         return
     keeper = NodeTelemetry()
-    with keeper.exporting(config) as address:
-        yield Observing([*observers, keeper], address)
+    with keeper.exporting(config) as telemetry:
+        yield Observing([*observers, keeper], telemetry.address, telemetry.page if config.page else None)

@@ -263,11 +263,13 @@ class HubStream:
 
     async def leave(self) -> None:
         """End the session and the stream: a hub that is not told would keep the session for a while."""
-        if self in self.channel.streams and not self._call.is_over:
-            self.send(Cancel())
-            self._call.end()
-            await self._call.wait(_FAREWELL_S)
-        self.close()
+        try:
+            if self in self.channel.streams and not self._call.is_over:
+                self.send(Cancel())
+                self._call.end()
+                await self._call.wait(_FAREWELL_S)
+        finally:
+            self.close()
 
     async def ended(self) -> None:
         """Wait until a stream that is done with has ended."""

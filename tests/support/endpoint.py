@@ -7,17 +7,20 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 
 from baru_common.drafters import Drafter
 from baru_common.model_files import LoadedModel
+from baru_common.telemetry import TelemetryConfig
 from baru_hub.engines import Engine
 from baru_hub.server import Hub
-from baru_micro import MicroNode
+from baru_micro import LinkOptions, MicroNode
 from baru_micro.endpoint.app import EndpointConfig
 from baru_micro.endpoint.server import Listen, running_endpoint
+from baru_micro.telemetry import observing
 
+from .fault_proxy import FaultProxy
 from .hubs import hub_of
 from .lockstep import free_running
 
@@ -30,7 +33,9 @@ class Endpoint:
     node: MicroNode
     url: str
     openai: openai.AsyncOpenAI
-    http: httpx.AsyncClient
+    http: httpx2.AsyncClient
+    link: FaultProxy
+    """Between node and hub."""
 
     @property
     def model(self) -> str:
@@ -43,15 +48,20 @@ async def endpoint_of(
     *,
     drafter: Drafter | str | None = "ngram",
     config: EndpointConfig | None = None,
+    options: LinkOptions | None = None,
     **settings: Any,
 ) -> AsyncIterator[Endpoint]:
     """Serve `target` at a hub, and that through a node over HTTP."""
     config = config or EndpointConfig()
-    async with (
-        hub_of(target, scheduler=free_running(), **settings) as hub,
-        MicroNode.connect(hub.address, drafter=drafter) as node,
-        running_endpoint(node, config, Listen("127.0.0.1", 0)) as url,
-        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=(config.api_keys or ("none",))[0], max_retries=0) as client,
-        httpx.AsyncClient(base_url=url, timeout=30) as http,
-    ):
-        yield Endpoint(hub, node, url, client, http)
+    with observing(TelemetryConfig(page=True)) as observed:
+        async with (
+            hub_of(target, scheduler=free_running(), **settings) as hub,
+            FaultProxy.open(hub.address) as link,
+            MicroNode.connect(link.address, drafter=drafter, options=options, observers=observed.observers) as node,
+            running_endpoint(node, config, Listen("127.0.0.1", 0), observed.page) as url,
+            openai.AsyncOpenAI(
+                base_url=f"{url}/v1", api_key=(config.api_keys or ("none",))[0], max_retries=0
+            ) as client,
+            httpx2.AsyncClient(base_url=url, timeout=30) as http,
+        ):
+            yield Endpoint(hub, node, url, client, http, link)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,9 @@ from typing import Any, Protocol
 
 from baru_common.frames import FinishReason, TokenLogprobs
 from baru_common.tokens import Vocabulary
+from baru_micro import receipt_file
 from baru_micro.events import Confirmed, Event, Finish, Piece, Provenance, Retracted, Step
+from baru_micro.proof import Proof
 
 from .tools import MARK, Call, calls_in
 
@@ -164,7 +167,7 @@ class TextWriter:
     logprobs: bool
     whole_kind: str = "text_completion"
     chunk_kind: str = "text_completion"
-    _num_characters: dict[int, int] = field(default_factory=dict)
+    _offsets: dict[int, _Offset] = field(default_factory=dict)
 
     def first(self, index: int) -> dict[str, Any] | None:  # noqa: ARG002
         return None
@@ -188,19 +191,35 @@ class TextWriter:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
     def _entries(self, index: int, ids: Sequence[tuple[int, TokenLogprobs | None]]) -> dict[str, Any]:
-        texts = [self._text(token_id) for token_id, _ in ids]
-        at = self._num_characters.get(index, 0)
-        offsets = [at + sum(map(len, texts[:i])) for i in range(len(texts))]
-        self._num_characters[index] = at + sum(map(len, texts))
+        offset = self._offsets.setdefault(index, _Offset())
         return {
-            "tokens": texts,
+            "tokens": [self._name(token_id) for token_id, _ in ids],
             "token_logprobs": [found.logprob if found else None for _, found in ids],
-            "top_logprobs": [found and {self._text(i): value for i, value in found.top} for _, found in ids],
-            "text_offset": offsets,
+            "top_logprobs": [found and {self._name(i): value for i, value in found.top} for _, found in ids],
+            "text_offset": [offset.take(token_bytes(self.vocabulary, token_id)) for token_id, _ in ids],
         }
 
-    def _text(self, token_id: int) -> str:
-        return token_bytes(self.vocabulary, token_id).decode(errors="replace")
+    def _name(self, token_id: int) -> str:
+        """As OpenAI spells it: a part of a character by its bytes, so that no two ids have one name."""
+        data = token_bytes(self.vocabulary, token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+class _Offset:
+    """Counts the characters of a text that comes in pieces."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_characters = 0
+
+    def take(self, data: bytes) -> int:
+        """Return where the piece begins."""
+        start = self._num_characters
+        self._num_characters += len(self._decoder.decode(data))
+        return start
 
 
 def token_bytes(vocabulary: Vocabulary, token_id: int) -> bytes:
@@ -208,8 +227,9 @@ def token_bytes(vocabulary: Vocabulary, token_id: int) -> bytes:
     return vocabulary.pieces[token_id] or b""
 
 
-def usage(finishes: Sequence[Finish], num_prompts: int) -> dict[str, Any]:
-    """Return what an answer took, all choices together; `num_prompts` different ones are counted once each."""
+def usage(finishes: Sequence[Finish], num_prompts: int, *, with_receipts: bool) -> dict[str, Any]:
+    """Return what an answer took, all choices together; `num_prompts` different ones are counted once each.
+    `with_receipts`: whole, as `baru-micro verify-receipt` reads them; else who has signed what."""
     each = len(finishes) // num_prompts
     num_prompt = sum(finish.usage.num_prompt for finish in finishes[::each])
     num_output = sum(len(finish.ids) for finish in finishes)
@@ -217,17 +237,29 @@ def usage(finishes: Sequence[Finish], num_prompts: int) -> dict[str, Any]:
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
         "total_tokens": num_prompt + num_output,
-        "baru": {"choices": [_own(finish) for finish in finishes]},
+        "baru": {"choices": [_own(finish, with_receipts) for finish in finishes]},
     }
 
 
-def _own(finish: Finish) -> dict[str, Any]:
+def _own(finish: Finish, with_receipt: bool) -> dict[str, Any]:
     return {
         "provenance": [{"start": s.start, "end": s.end, "provenance": s.provenance.value} for s in finish.spans],
         "mean_accepted_length": round(finish.usage.mean_accepted_length, 3),
         "acceptance_rate": round(finish.usage.acceptance_rate, 3),
         "seed": finish.usage.seed,
+        "receipt": _receipt(finish.proof, whole=with_receipt),
     }
+
+
+def _receipt(proof: Proof, *, whole: bool) -> dict[str, Any]:
+    """The id names it in the hub's audit log."""
+    found: dict[str, Any] = {"verified": proof.verified, "trusted": proof.trusted, "reason": proof.reason or None}
+    if proof.statement and proof.receipt:
+        said = proof.statement
+        found |= {"id": said.session_id, "hub": said.hub, "transcript_digest": said.transcript_digest}
+        if whole:
+            found["signed"] = receipt_file.values_of(proof.receipt, proof.content)
+    return found
 
 
 def _calls(calls: Sequence[Call]) -> list[dict[str, Any]]:

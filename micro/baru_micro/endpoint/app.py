@@ -7,7 +7,7 @@ import hmac
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,7 +20,6 @@ from starlette.exceptions import HTTPException
 from baru_common.errors import BaruError, NotFound
 from baru_micro.client import MicroNode
 from baru_micro.decoding import Fallback
-from baru_micro.link import LinkState
 
 from .answers import Answer, ChatWriter, TextWriter, Writer
 from .errors import TooLarge, Unauthorized, UnknownModel, error_body, error_response, wrong_body
@@ -29,6 +28,10 @@ from .requests import Ask, ChatRequest, Common, CompletionRequest
 from .serving import Room, Serving
 
 MAX_BODY_BYTES = 4 << 20
+_READY_S = 1.0
+_ANSWER_S = 2.0
+"""A hub that takes longer is not there."""
+_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 RECONCILE_HEADER = "X-Baru-Reconcile"
 
 _T = TypeVar("_T")
@@ -51,12 +54,13 @@ class ClientGone(Exception):
     """Nobody is there to be answered."""
 
 
-def make_app(node: MicroNode, config: EndpointConfig) -> FastAPI:
-    """Return the application that serves `node`."""
+def make_app(node: MicroNode, config: EndpointConfig, metrics: Callable[[], bytes] | None = None) -> FastAPI:
+    """Return the application that serves `node`; `metrics` gives what /metrics shows."""
     app = FastAPI(title="Baru node", openapi_url=None, docs_url=None, redoc_url=None)
-    endpoint = _Endpoint(node, config)
+    endpoint = _Endpoint(node, config, metrics)
     app.get("/livez")(_alive)
     app.get("/readyz")(endpoint.ready)
+    app.get("/metrics")(endpoint.metrics)
     app.get("/v1/models")(endpoint.models)
     app.get("/v1/models/{name:path}")(endpoint.model)
     app.post("/v1/chat/completions")(endpoint.chat)
@@ -69,16 +73,35 @@ def make_app(node: MicroNode, config: EndpointConfig) -> FastAPI:
 
 
 class _Endpoint:
-    def __init__(self, node: MicroNode, config: EndpointConfig) -> None:
-        self._node, self._config = node, config
+    def __init__(self, node: MicroNode, config: EndpointConfig, metrics: Callable[[], bytes] | None) -> None:
+        self._node, self._config, self._metrics = node, config, metrics
         self._room = Room(config.max_running, config.max_waiting)
+        self._asked: asyncio.Future[bool] | None = None
+        self._asked_s = 0.0
 
     async def ready(self) -> Response:
         """200 when a request would be answered: by a hub, or else by the node itself."""
-        state = self._node.link.state
-        ready = state is LinkState.UP or self._node.fallback is Fallback.LOCAL
-        facts = {"ready": ready, "link": state.value, "hub": self._node.hub_address}
+        serves = await self._hub_serves()
+        ready = serves or self._node.fallback is Fallback.LOCAL
+        facts = {"ready": ready, "link": self._node.link.state.value, "hub": self._node.hub_address}
         return JSONResponse(facts, 200 if ready else 503)
+
+    async def _hub_serves(self) -> bool:
+        """Whoever asks shares one question, whose answer holds for a second: anybody may ask."""
+        if self._asked is None or (self._asked.done() and time.monotonic() - self._asked_s > _READY_S):
+            self._asked = asyncio.ensure_future(asyncio.wait_for(self._node.hub_serves(), _ANSWER_S))
+            self._asked_s = time.monotonic()
+        try:
+            return await asyncio.shield(self._asked)
+        except asyncio.TimeoutError:
+            return False
+
+    async def metrics(self, request: Request) -> Response:
+        """In Prometheus' text format."""
+        self._authorise(request)
+        if self._metrics is None:
+            raise NotFound("metrics are not kept here")
+        return PlainTextResponse(await asyncio.to_thread(self._metrics), media_type=_PROMETHEUS)
 
     async def models(self, request: Request) -> Any:
         self._authorise(request)

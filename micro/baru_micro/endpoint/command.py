@@ -10,32 +10,37 @@ from typing import Annotated
 import typer
 import uvloop
 
-from baru_common.cli_support import configure_logs, print_json
-from baru_common.drafters import DRAFTERS
+from baru_common.cli_support import LogFormatOption, OtlpOption, configure_logs, print_json
 from baru_common.errors import ConfigError
+from baru_common.logs import LogFormat
+from baru_common.telemetry import TelemetryConfig
+from baru_common.workloads import DEFAULT_WORKLOAD
+from baru_micro.cli_options import (
+    DEFAULT_HUBS,
+    DrafterOption,
+    FallbackOption,
+    HubsOption,
+    ShapingOption,
+    TierOption,
+    TlsOption,
+    WorkloadOption,
+)
 from baru_micro.client import LinkOptions, MicroNode
-from baru_micro.decoding import Fallback
-
-DEFAULT_HUBS = ["127.0.0.1:7443"]
+from baru_micro.fit import Shaping
+from baru_micro.telemetry import observing
 
 
 def serve(
-    hub: Annotated[
-        list[str],
-        typer.Option(
-            "--hub", envvar="BARU_HUB", help="Hub to use, HOST:PORT; may be given again, the first choice first."
-        ),
-    ] = DEFAULT_HUBS,
+    hub: HubsOption = DEFAULT_HUBS,
+    tls: TlsOption = None,
     listen: Annotated[
         str, typer.Option(help="HOST:PORT to serve HTTP on; port 0 takes a free one.")
     ] = "127.0.0.1:8000",
-    drafter: Annotated[
-        str, typer.Option("--drafter", help=f"One of {', '.join(DRAFTERS)}; or several, as suffix+causal_lm.")
-    ] = "ngram",
-    fallback: Annotated[
-        Fallback | None,
-        typer.Option(help="While no hub answers; default: local if the drafter has a model, else wait."),
-    ] = None,
+    drafter: DrafterOption = "ngram",
+    fallback: FallbackOption = None,
+    traffic_shape: ShapingOption = Shaping.AUTO,
+    tier: TierOption = None,
+    workload: WorkloadOption = DEFAULT_WORKLOAD,
     api_key_file: Annotated[
         Path | None, typer.Option(help="File of API keys, one a line; a request must bring one of them.")
     ] = None,
@@ -43,16 +48,19 @@ def serve(
     key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
     max_running: Annotated[int, typer.Option(min=1, help="Most generations at a time.")] = 16,
     max_waiting: Annotated[int, typer.Option(min=0, help="Most generations that wait for their turn.")] = 256,
+    otlp: OtlpOption = "",
+    log_format: LogFormatOption = LogFormat.TEXT,
     json_output: Annotated[bool, typer.Option("--json", help="Say what happens as JSON lines.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
 ) -> None:
     """Serve this node as an OpenAI-compatible HTTP endpoint until SIGTERM or Ctrl-C."""
-    configure_logs(verbose=verbose)
+    configure_logs(verbose=verbose, log_format=log_format)
     try:
         from .app import EndpointConfig
         from .server import Listen
     except ImportError as error:
         raise ConfigError(f"{error.name} is not installed", hint="pip install 'baru-drafting[serve]'") from error
+    options = LinkOptions(fallback=fallback, shaping=traffic_shape, tier=tier, workload=workload)
     config = EndpointConfig(_keys(api_key_file), max_running, max_waiting)
     host, port = _address(listen)
     where = Listen(host, port, certificate, key)
@@ -64,12 +72,13 @@ def serve(
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        async with (
-            MicroNode.connect(hub, drafter=drafter, options=LinkOptions(fallback=fallback)) as node,
-            running_endpoint(node, config, where) as url,
-        ):
-            _say("ready", json_output=json_output, url=f"{url}/v1", model=node.hub.target_name)
-            await stop.wait()
+        with observing(TelemetryConfig(otlp=otlp, page=True), log=verbose or log_format is LogFormat.JSON) as observed:
+            async with (
+                MicroNode.connect(hub, drafter=drafter, options=options, tls=tls, observers=observed.observers) as node,
+                running_endpoint(node, config, where, observed.page) as url,
+            ):
+                _say("ready", json_output=json_output, url=f"{url}/v1", model=node.hub.target_name)
+                await stop.wait()
         _say("stopped", json_output=json_output)
 
     uvloop.run(work())

@@ -40,6 +40,8 @@ class Ask:
     reconcile: Reconcile
     tools: tuple[Mapping[str, Any], ...] = ()
     """For the chat template."""
+    with_receipts: bool = False
+    """`usage` is to have the hub's receipts, whole."""
     calls_only: bool = False
     """The answer is nothing but a call of a tool, as JSON."""
 
@@ -83,6 +85,7 @@ class Common(_Strict):
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
     reconcile: Literal["rewrite", "keep"] | None = None
+    receipt: bool | None = None
     # of no consequence here
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -128,7 +131,8 @@ class Common(_Strict):
             raise _wrong("n", f"asks for {num_each * len(prompts)} answers, must be 1 to {MAX_CHOICES}")
         # Nothing can be taken back from a stream whose reader does not know how.
         default = Reconcile.KEEP if self.streams else Reconcile.REWRITE
-        return Ask(tuple(prompts), params, num_each, _reconcile(self.reconcile or header) or default, **more)
+        reconcile = _reconcile(self.reconcile or header) or default
+        return Ask(tuple(prompts), params, num_each, reconcile, with_receipts=bool(self.receipt), **more)
 
 
 class TextPart(_Strict):

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,8 +50,11 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def running_endpoint(node: MicroNode, config: EndpointConfig, listen: Listen) -> AsyncIterator[str]:
-    """Serve `node` over HTTP while the block runs; yields the URL. ConfigError when the address cannot be taken."""
+async def running_endpoint(
+    node: MicroNode, config: EndpointConfig, listen: Listen, metrics: Callable[[], bytes] | None = None
+) -> AsyncIterator[str]:
+    """Serve `node` over HTTP while the block runs; yields the URL. `metrics`: what /metrics shows. ConfigError when the
+    address cannot be taken."""
     listen.check(config)
     try:
         listener = socket.create_server(
@@ -63,7 +66,7 @@ async def running_endpoint(node: MicroNode, config: EndpointConfig, listen: List
         ) from error
     server = _Server(
         uvicorn.Config(
-            make_app(node, config),
+            make_app(node, config, metrics),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -83,6 +86,7 @@ async def running_endpoint(node: MicroNode, config: EndpointConfig, listen: List
     finally:
         server.should_exit = True
         await serving
+        listener.close()
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -74,7 +74,7 @@ class Serving:
         finishes = {index: event async for index, event in self._all() if isinstance(event, Finish)}
         ordered = [finishes[index] for index in sorted(finishes)]
         choices = [self._writer.whole(index, finish) for index, finish in enumerate(ordered)]
-        return self._answer.part(self._writer.whole_kind, choices, usage=usage(ordered, len(self._ask.prompts)))
+        return self._answer.part(self._writer.whole_kind, choices, usage=self._usage(ordered))
 
     async def chunks(self, *, include_usage: bool) -> AsyncIterator[dict[str, Any]]:
         """Yield the answer as it comes."""
@@ -97,8 +97,10 @@ class Serving:
                     yield self._chunk(last, more)
         if include_usage:
             ordered = [finishes[index] for index in sorted(finishes)]
-            took = usage(ordered, len(self._ask.prompts))
-            yield self._answer.part(self._writer.chunk_kind, [], usage=took)
+            yield self._answer.part(self._writer.chunk_kind, [], usage=self._usage(ordered))
+
+    def _usage(self, finishes: list[Finish]) -> dict[str, Any]:
+        return usage(finishes, len(self._ask.prompts), with_receipts=self._ask.with_receipts)
 
     def _chunk(self, choice: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
         return self._answer.part(self._writer.chunk_kind, [choice], **more)
