@@ -38,14 +38,14 @@ from .config import HubConfig, Shaping, TargetConfig, split_address
 from .engines import Engine
 from .following import CanaryMode, Follow
 from .posture_cli import posture_app
+from .top_cli import top
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(certs_app, name="certs")
 app.add_typer(audit_cli.app, name="audit")
-
-
 app.add_typer(posture_app, name="posture")
 app.add_typer(canary_app, name="canary")
+app.command()(top)
 
 
 @app.callback()
