@@ -248,6 +248,27 @@ async def test_a_stream_goes_on_when_the_link_breaks(reconcile: str | None) -> N
         assert said != exact
 
 
+async def test_who_leaves_in_the_last_moment_leaves_nothing_behind() -> None:
+    """A request that is answered is given up while its generation still takes leave: after each of its next turns."""
+    async with endpoint_of(tiny_target()) as here:
+        for num_turns in range(12):
+            finished = asyncio.Event()
+
+            async def follow(finished: asyncio.Event) -> None:
+                async for event in here.node.generate("go", SamplingParams(max_tokens=3)):
+                    if isinstance(event, Finish):
+                        finished.set()
+
+            task = asyncio.create_task(follow(finished))
+            await finished.wait()
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            assert not here.node._hubs.current.streams, num_turns
+        assert here.hub.verifier.num_sessions == 0
+
+
 # -- many at once
 
 
