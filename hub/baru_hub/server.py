@@ -80,12 +80,11 @@ async def running_hub(
     if scheduler is None:
         scheduler = GoodputScheduler(await engine.calibrate(), config.max_prefill, config.max_patience_ms / 1000)
     async with AsyncExitStack() as stack:
-        scene = SceneStability()
         metrics, keepers = "", list[HubTelemetry]()
         if config.telemetry.is_on:  # it sees the last session end
             keepers.append(HubTelemetry(config.max_depth))
             metrics = stack.enter_context(keepers[0].exporting(config.telemetry, engine.spec.target_name))
-            scene.listeners.append(keepers[0].changed)
+        scenes = [SceneStability()] if keepers or config.log_sessions or config.follow_changes else []
         checkpoint = await stack.enter_async_context(open_checkpoint(config.tls, config.audit))
         if posture:
             await stack.enter_async_context(posture.watching())
@@ -98,14 +97,15 @@ async def running_hub(
                 link=config.link,
                 checkpoint=checkpoint,
                 quotas=config,
-                observers=[*observers, *keepers, scene, *([SessionLog()] if config.log_sessions else [])],
+                observers=[*observers, *keepers, *scenes, *([SessionLog()] if config.log_sessions else [])],
                 posture=posture,
             )
         )
         for keeper in keepers:
             keeper.watch(verifier)
-        if config.follow_changes:
-            scene.listeners.append(verifier.follow_change)
+        for scene in scenes:
+            scene.listeners += [keeper.changed for keeper in keepers]
+            scene.listeners += [verifier.follow_change] if config.follow_changes else []
         guard = Guard(policy_of(files, config.allow, config.allow_file), verifier, checkpoint) if files else None
         limited = CallLimits(config, identify)
         server = grpc.aio.server(

@@ -10,7 +10,7 @@ most n / `RARITY`. Learning what acceptance was adds a little to that; docs/tele
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 
 RARITY = 60_000
@@ -23,9 +23,14 @@ _LAG = 32
 _WARM_TRIALS, _MAX_TRIALS = 200, 4_000
 """Trials that are learned from before anything is judged; past the most, older ones count half."""
 _REFRESH_STEPS = 16
+"""Least time between two looks at what was learned; later it grows with that."""
 _LEAST_RATE = 0.01
 _POSITIONS = 4
 """Positions that are told apart; the last stands for all deeper ones."""
+
+
+_Step = tuple[int, bool]
+"""Accepted ids, and whether one was refused after them."""
 
 
 @dataclass(frozen=True)
@@ -56,92 +61,106 @@ class ChangeDetector:
         self._restart()
 
     def _restart(self) -> None:
-        self._trials, self._hits = [0.0] * _POSITIONS, [0.0] * _POSITIONS
-        self._newest: deque[tuple[int, int]] = deque()
-        self._charts = [_Chart(ratio) for ratio in _RATIOS]
-        self._until_refresh = 0
+        self._learned: Counter[_Step] = Counter()
+        self._newest: deque[_Step] = deque()
+        self._charts = _Charts()
+        self._likelihoods: dict[_Step, list[float]] = {}
+        self._rates: list[float] = []
+        self._before = 0.0
+        self._until_refresh = _REFRESH_STEPS
 
     def add(self, num_verified: int, num_accepted: int) -> Change | None:
         """Take a step that checked something; return the change that it makes certain enough."""
         self.num_steps += 1
-        self._newest.append((num_verified, num_accepted))
+        step = (num_accepted, num_accepted < num_verified)
+        self._newest.append(step)
         if len(self._newest) > _LAG:
-            self._learn(*self._newest.popleft())
-        if sum(self._trials) < _WARM_TRIALS:
+            self._learned[self._newest.popleft()] += 1
+        self._until_refresh -= 1
+        if not self._until_refresh:
+            self._refresh()
+        if not self._rates:
             return None
-        self._refresh()
-        refused = num_accepted < num_verified
-        for chart in self._charts:
-            chart.add(num_accepted, self.num_steps, refused=refused)
-        evidence = sum(chart.evidence for chart in self._charts) / len(self._charts)
+        evidence = self._charts.add(self._likelihoods_of(step), self.num_steps)
         return self._change(evidence) if evidence >= self._rarity else None
 
-    def _learn(self, num_verified: int, num_accepted: int) -> None:
-        for position in range(min(num_accepted + 1, num_verified)):
-            place = min(position, _POSITIONS - 1)
-            self._trials[place] += 1
-            self._hits[place] += position < num_accepted
-        if sum(self._trials) > _MAX_TRIALS:
-            self._trials = [value / 2 for value in self._trials]
-            self._hits = [value / 2 for value in self._hits]
-
     def _refresh(self) -> None:
-        self._until_refresh -= 1
-        if self._until_refresh > 0:
+        """Take what was learned to be what is expected."""
+        self._until_refresh = max(_REFRESH_STEPS, self._learned.total() // 4)
+        trials, hits = _tallied(self._learned)
+        if sum(trials) < _WARM_TRIALS:
             return
-        self._until_refresh = _REFRESH_STEPS
-        whole = self._before()
-        rates = [(hits + 8 * whole) / (trials + 8) for hits, trials in zip(self._hits, self._trials, strict=True)]
-        for chart in self._charts:
-            chart.expect(rates)
+        self._before = (sum(hits) + 0.5) / (sum(trials) + 1)
+        self._rates = [
+            _bounded((hit + 8 * self._before) / (tried + 8)) for tried, hit in zip(trials, hits, strict=True)
+        ]
+        self._likelihoods = {}
+        if sum(trials) > _MAX_TRIALS:
+            self._learned = Counter({step: number // 2 for step, number in self._learned.items()})
 
-    def _before(self) -> float:
-        return (sum(self._hits) + 0.5) / (sum(self._trials) + 1)
+    def _likelihoods_of(self, step: _Step) -> list[float]:
+        """Return how much likelier a step is by each chart's alternative than by what is expected."""
+        if (known := self._likelihoods.get(step)) is None:
+            known = self._likelihoods[step] = [_likelihood(step, self._rates, ratio) for ratio in _RATIOS]
+        return known
 
     def _change(self, evidence: float) -> Change:
-        onset = max(self._charts, key=lambda chart: chart.since_onset).onset
+        onset = self._charts.onset
         since = list(self._newest)[-max(1, self.num_steps - onset) :]
-        hits = sum(num_accepted for _, num_accepted in since)
-        trials = sum(min(num_accepted + 1, num_verified) for num_verified, num_accepted in since)
+        trials, hits = _tallied(Counter(since))
         confidence = evidence / (evidence + _EXPECTED_STEPS)
-        change = Change(onset, self.num_steps, self._before(), hits / trials, confidence)
+        change = Change(onset, self.num_steps, self._before, sum(hits) / sum(trials), confidence)
         self._restart()
         return change
 
 
-class _Chart:
-    """One alternative: the odds of acceptance have become `ratio` times what they were."""
+class _Charts:
+    """The evidence for each alternative; plain lists, as this is done for each session in each step."""
 
-    def __init__(self, ratio: float) -> None:
-        self._ratio = ratio
-        self.evidence = 0.0
+    def __init__(self) -> None:
+        self._evidence = [0.0] * len(_RATIOS)
         """Likelihood of a change, by that of none, summed over all onsets so far (Shiryaev, Roberts)."""
-        self.since_onset = 1.0
+        self._since_onset = [1.0] * len(_RATIOS)
         """The same of the likeliest onset (Page 1954)."""
-        self.onset = 0
+        self._onsets = [0] * len(_RATIOS)
 
-    def expect(self, rates: list[float]) -> None:
-        """Compare with these from now on: acceptance at each position."""
-        expected = [_bounded(rate) for rate in rates]
-        changed = [_bounded(self._ratio * rate / (1 - rate + self._ratio * rate)) for rate in expected]
-        self._hit = [after / rate for rate, after in zip(expected, changed, strict=True)]
-        self._miss = [(1 - after) / (1 - rate) for rate, after in zip(expected, changed, strict=True)]
-        self._hits = [1.0]
-        for factor in self._hit[:-1]:
-            self._hits.append(self._hits[-1] * factor)
+    def add(self, likelihoods: list[float], step: int) -> float:
+        """Take in a step; return the mean evidence."""
+        evidence, since_onset = self._evidence, self._since_onset
+        for i, likelihood in enumerate(likelihoods):
+            evidence[i] = (1 + evidence[i]) * likelihood
+            since_onset[i] *= likelihood
+            if since_onset[i] <= 1:
+                since_onset[i] = 1.0
+                self._onsets[i] = step
+        return sum(evidence) / len(evidence)
 
-    def add(self, num_accepted: int, step: int, *, refused: bool) -> None:
-        """Weigh a step."""
-        place = min(num_accepted, _POSITIONS - 1)
-        likelihood = self._hits[place]
-        if num_accepted > place:
-            likelihood *= self._hit[place] ** (num_accepted - place)
-        if refused:
-            likelihood *= self._miss[place]
-        self.evidence = (1 + self.evidence) * likelihood
-        self.since_onset *= likelihood
-        if self.since_onset <= 1:
-            self.since_onset, self.onset = 1.0, step
+    @property
+    def onset(self) -> int:
+        """Of the likeliest alternative."""
+        return self._onsets[self._since_onset.index(max(self._since_onset))]
+
+
+def _tallied(steps: Counter[_Step]) -> tuple[list[int], list[int]]:
+    """Return for each position how often an id was checked there, those before it accepted, and how often accepted."""
+    trials, hits = [0] * _POSITIONS, [0] * _POSITIONS
+    for (num_accepted, refused), number in steps.items():
+        for position in range(num_accepted + refused):
+            place = min(position, _POSITIONS - 1)
+            trials[place] += number
+            hits[place] += number * (position < num_accepted)
+    return trials, hits
+
+
+def _likelihood(step: _Step, rates: list[float], ratio: float) -> float:
+    """With odds `ratio` times as high a rate p becomes ratio p / (1 - p + ratio p)."""
+    num_accepted, refused = step
+    likelihood = 1.0
+    for position in range(num_accepted + refused):
+        rate = rates[min(position, _POSITIONS - 1)]
+        changed = _bounded(ratio * rate / (1 - rate + ratio * rate))
+        likelihood *= changed / rate if position < num_accepted else (1 - changed) / (1 - rate)
+    return likelihood
 
 
 def _bounded(rate: float) -> float:

@@ -125,7 +125,9 @@ async def test_a_hub_reports_it(
     monkeypatch.setattr(Survival, "restart", lambda _, rate: followed.append(rate))
     params = SamplingParams(max_tokens=1200, ignore_eos=True)
     with caplog.at_level("INFO", "baru_hub.scene"):
-        async with hub_of(scripted_engine(step_s=0.0), scheduler=Lockstep(4), follow_changes=follows) as hub:
+        async with hub_of(
+            scripted_engine(step_s=0.0), scheduler=Lockstep(4), log_sessions=True, follow_changes=follows
+        ) as hub:
             await generate(hub.address, "go", params, _Turning(0.5))
     (of_session,) = [record for record in caplog.records if record.__dict__["scope"] == "session"]
     assert of_session.message == "acceptance changed"
