@@ -31,6 +31,7 @@ DRAFTERS = DOCS / "drafters.md"
 LINK = DOCS / "link.md"
 SECURITY = DOCS / "security.md"
 TELEMETRY = DOCS / "telemetry.md"
+ENDPOINT = DOCS / "endpoint.md"
 
 Row = dict[str, Any]
 
@@ -59,6 +60,7 @@ def main() -> None:
     fill(SAMPLING, "structured", structured_table(list(Store(KEPT / "structured.jsonl").rows().values())))
     fill(SECURITY, "misbehaviour", misbehaviour_table(list(Store(KEPT / "misbehaviour.jsonl").rows().values())))
     fill(TELEMETRY, "telemetry", telemetry_table(Store(KEPT / "telemetry.jsonl").rows()))
+    fill(ENDPOINT, "http", http_table(Store(KEPT / "http.jsonl").rows()))
     fill(LINK, "link", link_table(list(Store(KEPT / "link.jsonl").rows().values())))
     fill(SECURITY, "shape", shape_table(list(Store(KEPT / "shape.jsonl").rows().values())))
 
@@ -70,6 +72,19 @@ def telemetry_table(rows: dict[str, Row]) -> str:
     lines = [(name, f"{row['median']:.4g} ({row['min']:.4g}-{row['max']:.4g})") for name, row in rows.items()]
     first = next(iter(rows.values()))
     return table(("", "median (range)"), lines) + f"\n\n{first['rounds']} rounds of each in turn; {first['machine']}."
+
+
+def http_table(rows: dict[str, Row]) -> str:
+    """The same request through the library and over HTTP."""
+    if not rows:
+        return ""
+    lines = [(name, f"{row['median']:.3g} ({row['low']:.3g}-{row['high']:.3g})") for name, row in rows.items()]
+    first = next(iter(rows.values()))
+    return (
+        table(("", "median (quartiles)"), lines)
+        + f"\n\n{first['rounds']} requests each way in turn, {first['tokens']} tokens each, simulated target "
+        f"{first['profile']}, drafter simulated:0.8, all programs on one core; {first['machine']}."
+    )
 
 
 def fill(page: Path, name: str, content: str) -> None:

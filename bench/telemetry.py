@@ -26,6 +26,7 @@ from baru_common.telemetry import TelemetryConfig
 from baru_hub.config import HubConfig
 from baru_hub.engines.simulated import DeviceProfile, SimulatedEngine
 from baru_hub.observing import Stepped
+from baru_hub.scene import SceneStability
 from baru_hub.server import running_hub
 from baru_hub.telemetry import HubTelemetry
 from baru_micro import MicroNode
@@ -84,7 +85,7 @@ def _watch_the_watchers() -> tuple[list[float], list[float]]:
     events."""
     hub_ms: list[float] = []
     node_ms: list[float] = []
-    stepped, said = HubTelemetry.stepped, NodeTelemetry.said
+    stepped, followed, said = HubTelemetry.stepped, SceneStability.stepped, NodeTelemetry.said
 
     def timed_step(self: HubTelemetry, step: Stepped) -> None:
         start_s = time.thread_time()
@@ -92,12 +93,19 @@ def _watch_the_watchers() -> tuple[list[float], list[float]]:
         if len(step.parts) == NUM_NODES:
             hub_ms.append((time.thread_time() - start_s) * 1e3)
 
+    def timed_scene(self: SceneStability, step: Stepped) -> None:
+        start_s = time.thread_time()
+        followed(self, step)
+        if len(step.parts) == NUM_NODES:  # it is told after the other
+            hub_ms[-1] += (time.thread_time() - start_s) * 1e3
+
     def timed_event(self: NodeTelemetry, request: Request, event: Event) -> None:
         start_s = time.thread_time()
         said(self, request, event)
         node_ms.append((time.thread_time() - start_s) * 1e3)
 
-    HubTelemetry.stepped, NodeTelemetry.said = timed_step, timed_event  # type: ignore[method-assign]
+    HubTelemetry.stepped, SceneStability.stepped = timed_step, timed_scene  # type: ignore[method-assign]
+    NodeTelemetry.said = timed_event  # type: ignore[method-assign]
     return hub_ms, node_ms
 
 

@@ -62,14 +62,17 @@ class SceneStability(HubObserver):
         self._sessions.pop(end.who.session_id, None)
 
     def _of_session(self, who: Who) -> ChangeDetector:
-        return self._sessions.setdefault(who.session_id, ChangeDetector())
+        if (detector := self._sessions.get(who.session_id)) is None:
+            detector = self._sessions[who.session_id] = ChangeDetector()
+        return detector
 
     def _of_node(self, who: Who) -> ChangeDetector:
         key = (who.node, who.drafter)
-        detector = self._nodes.setdefault(key, ChangeDetector())
+        if (detector := self._nodes.get(key)) is None:
+            detector = self._nodes[key] = ChangeDetector()
+            if len(self._nodes) > MAX_NODES:
+                self._nodes.popitem(last=False)
         self._nodes.move_to_end(key)
-        if len(self._nodes) > MAX_NODES:
-            self._nodes.popitem(last=False)
         return detector
 
     def _tell(self, change: SceneChange) -> None:

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass
 
-RARITY = 60_000
+RARITY = 50_000
 """Steps between two false alarms, at least, on the average."""
-_RATIOS = (0.2, 0.45, 2.2, 5.0)
+_RATIOS = (0.22, 4.5)
 _EXPECTED_STEPS = 1_000
 """Steps between two true changes, as expected beforehand."""
 _LAG = 32
@@ -54,6 +54,11 @@ class Change:
 
 class ChangeDetector:
     """Takes one step after the other; begins anew after each change."""
+
+    __slots__ = (
+        *("num_steps", "_rarity", "_learned", "_newest", "_charts", "_likelihoods", "_rates", "_before"),
+        "_until_refresh",
+    )
 
     def __init__(self, rarity: float = RARITY) -> None:
         self._rarity = rarity
@@ -116,6 +121,8 @@ class ChangeDetector:
 
 class _Charts:
     """The evidence for each alternative; plain lists, as this is done for each session in each step."""
+
+    __slots__ = ("_evidence", "_onsets", "_since_onset")
 
     def __init__(self) -> None:
         self._evidence = [0.0] * len(_RATIOS)
