@@ -27,6 +27,7 @@ from baru_common.cli_support import (
 )
 from baru_common.config_file import ConfigFile
 from baru_common.discovery import announced
+from baru_common.errors import ConfigError
 from baru_common.identity import Role
 from baru_common.model_files import DEFAULT_TARGET, load, locate
 from baru_common.tls import TlsFiles
@@ -132,6 +133,9 @@ def serve(
     canary: Annotated[
         CanaryMode, typer.Option(help="Drafters that were not measured, or fail: auto leaves them out, off admits all.")
     ] = Follow.canary,
+    console: Annotated[
+        str, typer.Option(help="HOST:PORT of a page that shows nodes, links and sessions live, e.g. 127.0.0.1:8080.")
+    ] = HubConfig.console,
     reflection: Annotated[bool, typer.Option("--reflection", help="Serve gRPC reflection.")] = False,
     metrics: MetricsOption = HubConfig.metrics,
     metrics_tls: MetricsTlsOption = HubConfig.metrics_tls,
@@ -246,17 +250,31 @@ def _transformers_engine(config: TargetConfig) -> Engine:
 async def _serve(engine: Engine, config: HubConfig, say: Say, follow: Follow) -> None:
     from .server import running_hub
 
+    if config.console:
+        try:
+            from .console.server import running_console
+            from .console.state import ConsoleState
+        except ImportError as error:
+            raise ConfigError(f"{error.name} is not installed", hint="pip install 'baru-drafting[serve]'") from error
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     keeper = await follow.keeper(engine, say.event)
+    facts: dict[str, str] = {}
     async with AsyncExitStack() as stack:
-        hub = await stack.enter_async_context(running_hub(engine, config, posture=keeper))
+        watchers = [ConsoleState()] if config.console else []
+        hub = await stack.enter_async_context(
+            running_hub(
+                engine, config, observers=watchers, posture=keeper, on_change=[state.changed for state in watchers]
+            )
+        )
+        for state in watchers:
+            facts["console"] = await stack.enter_async_context(running_console(config, hub, state, keeper))
         if config.announce:
             host, port = split_address(hub.address)
             await stack.enter_async_context(announced(host, port, config.announce))
         spec = engine.spec
-        facts = {"metrics": hub.metrics} if hub.metrics else {}
+        facts |= {"metrics": hub.metrics} if hub.metrics else {}
         facts["posture"] = keeper.name
         say.event("ready", address=hub.address, target=spec.target_name, engine=spec.engine, **facts)
         await stop.wait()

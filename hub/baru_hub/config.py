@@ -121,6 +121,8 @@ class HubConfig(Quotas):
     """Most memory for keys and values that all such sessions hold, MB."""
     announce: str = ""
     """Identity to announce on the local network by mDNS; none: do not."""
+    console: str = ""
+    """HOST:PORT of a page that shows the kit live; empty: none. Past loopback it is for observers and operators."""
     audit: Path | None = None
     """Folder of the audit log; none: with `tls` in this user's state folder, else none is kept."""
     reflection: bool = False
@@ -155,6 +157,11 @@ class HubConfig(Quotas):
             raise ConfigError(
                 f"listen is {self.listen}: {host} is not a loopback address, and without tls anybody could connect",
                 hint="give --tls with a folder made by `baru-hub certs issue NAME --role hub`, or listen on 127.0.0.1",
+            )
+        if self.console and not self.tls and not is_loopback(split_address(self.console)[0]):
+            raise ConfigError(
+                f"console is {self.console}, and without tls anybody could look",
+                hint="give --tls, or serve it on 127.0.0.1",
             )
         self._check_allow()
         _ = self.telemetry  # says what is wrong with it

@@ -160,6 +160,11 @@ class PostureKeeper:
             return _ADMITTED
         return judge(self._ledger.get(self._own), self.document.floor(self._own.family, self.model))
 
+    def judged(self) -> list[tuple[Record, Admission]]:
+        """Return all that canaries have measured, and how drafters stand by it."""
+        records = self._ledger.records() if self._ledger else []
+        return [(record, judge(record, self.document.floor(record.triple.family, self.model))) for record in records]
+
     def _for_node(self, tier: str, drafter: DrafterInfo | None, batch: int) -> Posture:
         decision = decide(self.document, tier, self.model, batch)
         allowed = decision.upward

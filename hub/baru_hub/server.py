@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ from .engines import Engine
 from .guard import Guard, policy_of
 from .observing import HubObserver
 from .posture_keeper import PostureKeeper
-from .scene import SceneStability
+from .scene import SceneChange, SceneStability
 from .scheduler import GoodputScheduler, Scheduler
 from .servicer import SERVICE, DraftingServicer, add_to, identified
 from .session_log import SessionLog
@@ -62,12 +62,14 @@ async def running_hub(
     identify: Identify = identified,
     observers: Sequence[HubObserver] = (),
     posture: PostureKeeper | None = None,
+    on_change: Sequence[Callable[[SceneChange], None]] = (),
 ) -> AsyncIterator[Hub]:
     """Serve `engine` while the block runs, scheduled by goodput unless `scheduler` is given; `observers` are told what
     happens.
 
-    `posture` says what drafting may be done; None: any. ConfigError when the address cannot be taken or a certificate
-    is wrong, ClockError when the clock is, EngineFailure when the target cannot take a step.
+    `on_change` is told of changes of acceptance. `posture` says what drafting may be done; None: any. ConfigError when
+    the address cannot be taken or a certificate is wrong, ClockError when the clock is, EngineFailure when the target
+    cannot take a step.
     """
     files = TlsFiles.of(config.tls, Role.HUB) if config.tls else None
     credentials = server_credentials(files) if files else None
@@ -84,7 +86,8 @@ async def running_hub(
         if config.telemetry.is_on:  # it sees the last session end
             keepers.append(HubTelemetry(config.max_depth))
             metrics = stack.enter_context(keepers[0].exporting(config.telemetry, engine.spec.target_name))
-        scenes = [SceneStability()] if keepers or config.log_sessions or config.follow_changes else []
+        watches = keepers or on_change or config.log_sessions or config.follow_changes
+        scenes = [SceneStability(on_change)] if watches else []
         checkpoint = await stack.enter_async_context(open_checkpoint(config.tls, config.audit))
         if posture:
             await stack.enter_async_context(posture.watching())

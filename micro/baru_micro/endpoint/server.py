@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import ipaddress
-import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +11,7 @@ from pathlib import Path
 import uvicorn
 
 from baru_common.errors import ConfigError
+from baru_common.web import served
 from baru_micro.client import MicroNode
 
 from .app import EndpointConfig, make_app
@@ -42,13 +40,6 @@ class Listen:
             )
 
 
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals are the program's business."""
-        yield
-
-
 @asynccontextmanager
 async def running_endpoint(
     node: MicroNode, config: EndpointConfig, listen: Listen, metrics: Callable[[], bytes] | None = None
@@ -56,41 +47,19 @@ async def running_endpoint(
     """Serve `node` over HTTP while the block runs; yields the URL. `metrics`: what /metrics shows. ConfigError when the
     address cannot be taken."""
     listen.check(config)
-    try:
-        listener = socket.create_server(
-            (listen.host, listen.port), family=_family(listen.host), backlog=_MAX_CONNECTIONS
-        )
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {listen.host}:{listen.port}: {error.strerror}", hint="another program may use the port"
-        ) from error
-    server = _Server(
-        uvicorn.Config(
-            make_app(node, config, metrics),
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            limit_concurrency=_MAX_CONNECTIONS,
-            timeout_graceful_shutdown=_GRACE_S,
-            ssl_certfile=listen.certificate,
-            ssl_keyfile=listen.key,
-            server_header=False,
-        )
+    settings = uvicorn.Config(
+        make_app(node, config, metrics),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        limit_concurrency=_MAX_CONNECTIONS,
+        timeout_graceful_shutdown=_GRACE_S,
+        ssl_certfile=listen.certificate,
+        ssl_keyfile=listen.key,
+        server_header=False,
     )
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
-        while not (server.started or serving.done()):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        host = f"[{listen.host}]" if ":" in listen.host else listen.host
-        yield f"{'https' if listen.certificate else 'http'}://{host}:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await serving
-        listener.close()
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
+    async with served(settings, listen.host, listen.port) as url:
+        yield url
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,0 +1,209 @@
+"""The console's state, what it warns of, and whom it lets look."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from baru_common.errors import ConfigError
+from baru_common.frames import Usage
+from baru_common.identity import Role
+from baru_common.trace_context import TraceContext
+from baru_hub.config import HubConfig
+from baru_hub.console import app, server
+from baru_hub.console.alerts import alerts
+from baru_hub.console.server import running_console
+from baru_hub.console.state import MAX_CELLS, MAX_EVENTS, MAX_NODES, ConsoleState
+from baru_hub.observing import Begin, Ended, Part, Stepped, Who
+from baru_hub.scene import SceneChange, Scope
+from baru_hub.stability import Change
+from support.hubs import LOOPBACK, hub_of
+from support.kits import kit
+from support.link import scripted_engine
+
+CONSOLE = replace(LOOPBACK, console="127.0.0.1:0")
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def _who(node: str, session: str = "s") -> Who:
+    return Who(session, f"spiffe://kit/node/{node}", "ngram", TraceContext.new())
+
+
+def _part(who: Who, verified: int, accepted: int, emitted: int, guessed: int = 0) -> Part:
+    return Part(who, 0, 4, verified, accepted, guessed, emitted, 1, 0, 0, 0.02)
+
+
+def step(*parts: Part) -> Stepped:
+    return Stepped(parts, 0.02, 0.0, 0.0)
+
+
+def test_cells_say_how_each_id_came_about() -> None:
+    state, who = ConsoleState(Clock()), _who("one")
+    state.opened(who, Begin.NEW, 3, 0)
+    for part in (
+        _part(who, 4, 2, 3),
+        _part(who, 2, 2, 3),
+        _part(who, 0, 0, 1),
+        _part(who, 3, 1, 4, guessed=2),
+        _part(who, 0, 0, 0),
+    ):
+        state.stepped(step(part))
+    (session,) = state.told()["sessions"]
+    assert session["cells"] == "aaxxc" + "aab" + "p" + "axxggc"
+    assert (session["tokens"], session["length"], session["depth"]) == (11, 2.75, 4)
+
+
+def test_figures_are_of_the_last_whole_seconds() -> None:
+    clock = Clock()
+    state, who = ConsoleState(clock), _who("one")
+    state.opened(who, Begin.NEW, 3, 0)
+    for _ in range(50):  # ten a second
+        state.stepped(step(_part(who, 4, 3, 4)))
+        clock.now_s += 0.1
+    (node,) = state.told()["nodes"]
+    assert (node["tokens_per_s"], node["acceptance"], node["length"]) == (40.0, 0.75, 4.0)
+    clock.now_s += 20
+    (node,) = state.told()["nodes"]
+    assert (node["tokens_per_s"], node["acceptance"], node["idle_s"]) == (0.0, None, 20.1)
+
+
+def test_links_sessions_and_what_happened() -> None:
+    clock = Clock()
+    state, who = ConsoleState(clock), _who("one")
+    state.opened(who, Begin.NEW, 3, 0)
+    assert state.told()["nodes"][0]["link"] == "up"
+    state.orphaned(who)
+    assert (state.told()["nodes"][0]["link"], state.told()["sessions"][0]["state"]) == ("cut", "cut")
+    state.opened(who, Begin.RESUMED, 3, 0)
+    assert state.told()["nodes"][0]["link"] == "up"
+    state.changed(SceneChange(Scope.NODE, who, Change(1, 2, 0.8, 0.4, 0.99)))
+    state.ended(Ended(who, "ENGINE_FAILURE", failed=True, usage=Usage(*[0] * 9)))
+    told = state.told()
+    assert (told["nodes"][0]["link"], told["sessions"], told["ended"][0]["state"]) == ("idle", [], "ENGINE_FAILURE")
+    assert [event["what"] for event in told["events"]] == [
+        "a session of one failed: ENGINE_FAILURE",
+        "acceptance of one went from 80% to 40%",
+        "one is back, and goes on",
+        "the link to one is cut",
+    ]
+
+
+def test_it_is_bounded_whatever_nodes_do() -> None:
+    state = ConsoleState(Clock())
+    for number in range(1000):
+        who = _who(f"n{number}", f"s{number}")
+        state.opened(who, Begin.NEW, 3, 0)
+        state.orphaned(who)
+        state.refused("CAPACITY_EXHAUSTED")
+    for _ in range(1000):
+        state.stepped(step(_part(_who("n999", "s0"), 4, 2, 3)))
+    told = state.told()
+    assert len(told["nodes"]) == MAX_NODES
+    assert len(told["events"]) == MAX_EVENTS
+    assert len(told["sessions"]) == 32 < told["num_sessions"] <= 128
+    assert max(len(session["cells"]) for session in told["sessions"]) == MAX_CELLS
+
+
+def _told(**changes: Any) -> dict[str, Any]:
+    hub = {"draining": False, "kv_cache_usage": 0.2, "sessions": {}} | changes.pop("hub", {})
+    posture = {"problem": "", "canary": []} | changes.pop("posture", {})
+    return {"hub": hub, "posture": posture, "nodes": [], "refused": 0} | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "what"),
+    [
+        ({"nodes": [{"name": "one", "link": "cut"}, {"name": "two", "link": "up"}]}, "warning", "no link to one"),
+        ({"hub": {"draining": True}}, "warning", "about to stop"),
+        ({"hub": {"kv_cache_usage": 0.97}}, "warning", "97% of the pages"),
+        ({"hub": {"sessions": {"unread": 1}}}, "warning", "does not read"),
+        ({"refused": 3}, "warning", "3 sessions were refused"),
+        ({"posture": {"problem": "no such tier"}}, "critical", "no such tier"),
+        ({"posture": {"canary": [{"standing": "refused", "reason": "0% measured"}]}}, "critical", "0% measured"),
+    ],
+)
+def test_what_asks_for_a_person(changes: dict[str, Any], level: str, what: str) -> None:
+    assert alerts(_told()) == []
+    (alert,) = alerts(_told(**changes))
+    assert alert["level"] == level
+    assert what in alert["what"]
+    assert alert["todo"]
+
+
+def test_the_worst_comes_first() -> None:
+    found = alerts(_told(refused=1, posture={"problem": "x"}))
+    assert [alert["level"] for alert in found] == ["critical", "warning"]
+
+
+# -- who may look
+
+
+async def test_only_pages_of_its_own_may_call_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A foreign name (DNS rebinding) is refused; nothing but GET; viewers have a limit; nothing may be loaded."""
+    monkeypatch.setattr(app, "MAX_VIEWERS", 1)
+    async with (
+        hub_of(scripted_engine(0.01)) as hub,
+        running_console(CONSOLE, hub, ConsoleState(), None) as url,
+        httpx2.AsyncClient(base_url=url) as http,
+    ):
+        page = await http.get("/")
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        assert "unsafe" not in page.headers["content-security-policy"]
+        assert (await http.get("/", headers={"Host": "evil.example"})).status_code == 400
+        assert (await http.post("/state")).status_code == 405
+        state = (await http.get("/state")).json()
+        assert state["hub"]["target"].startswith("simulated")
+        async with http.stream("GET", "/events") as first:
+            assert (await anext(first.aiter_lines())).startswith("data: {")
+            assert (await http.get("/events")).status_code == 503
+        await asyncio.sleep(1.2)  # it notices that nobody is there when it sends next
+        async with http.stream("GET", "/events") as again:
+            assert again.status_code == 200
+
+
+async def test_past_loopback_observers_and_operators_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a certificate of the kit that is not revoked; nobody else gets past the handshake, or further."""
+    made, others = kit(tmp_path), kit(tmp_path, "other")
+    monkeypatch.setattr(server, "is_loopback", lambda _: False)
+    config = replace(CONSOLE, tls=made.hub)
+
+    async def look(folder: Path | None) -> int:
+        trust = ssl.create_default_context(cafile=str(made.hub / "ca.pem"))
+        trust.check_hostname = False
+        if folder:
+            (certificate,) = (p for p in folder.glob("*.pem") if p.with_suffix(".key").exists())
+            trust.load_cert_chain(certificate, certificate.with_suffix(".key"))
+        async with httpx2.AsyncClient(verify=trust) as http:
+            status: int = (await http.get(url)).status_code
+            return status
+
+    async with (
+        hub_of(scripted_engine(0.01), tls=made.hub) as hub,
+        running_console(config, hub, ConsoleState(), None) as url,
+    ):
+        assert url.startswith("https://")
+        assert await look(made.issue("eve", Role.OBSERVER)) == 200
+        assert await look(made.issue("olga", Role.OPERATOR)) == 200
+        assert await look(made.issue("alpha")) == 403
+        for stranger in (None, others.issue("eve", Role.OBSERVER)):
+            with pytest.raises(httpx2.TransportError):
+                await look(stranger)
+        made.revoke("eve")
+        assert await look(made.folder / "eve") == 403
+
+
+def test_past_loopback_it_needs_certificates() -> None:
+    with pytest.raises(ConfigError, match="anybody could look"):
+        HubConfig(console="0.0.0.0:8080")
