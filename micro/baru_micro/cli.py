@@ -36,6 +36,7 @@ from baru_common.workloads import DEFAULT_WORKLOAD
 
 from . import receipt_file
 from .canary import CanaryReport, run_canary
+from .chat.command import chat
 from .cli_options import (
     DEFAULT_HUBS,
     DrafterOption,
@@ -205,6 +206,7 @@ async def _generate(
 
 
 app.command()(serve)
+app.command()(chat)
 
 
 @app.command()

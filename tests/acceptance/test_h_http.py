@@ -136,11 +136,14 @@ async def is_quiet(here: Endpoint) -> None:
     raise AssertionError("a session is left")
 
 
+@pytest.mark.parametrize(
+    "repeats", [10, pytest.param(500, id="full", marks=(pytest.mark.full, pytest.mark.timeout(600)))]
+)
 @pytest.mark.parametrize("stream", [True, False])
-async def test_h02_a_client_that_goes_away_ends_its_generation(stream: bool) -> None:
+async def test_h02_a_client_that_goes_away_ends_its_generation(stream: bool, repeats: int) -> None:
     """At the hub, too, and for good: again and again, and the next one is served at once."""
     async with endpoint_of(tiny_target(), config=EndpointConfig(max_running=2)) as here:
-        for _ in range(10):
+        for _ in range(repeats):
             await gone_while(stream, 0.05)(here)
             await is_quiet(here)
         await asyncio.gather(*(gone_while(stream, 0.1)(here) for _ in range(6)))  # most of them wait
@@ -148,6 +151,7 @@ async def test_h02_a_client_that_goes_away_ends_its_generation(stream: bool) -> 
         answer = await here.openai.chat.completions.create(model=here.model, timeout=2.0, **OPTIONS)
         assert answer.choices[0].message.content
         assert here.hub.verifier.num_orphans == 0
+        assert not here.node._hubs.current.streams
 
 
 CHAT: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 4}

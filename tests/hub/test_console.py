@@ -14,6 +14,7 @@ import pytest
 from baru_common.errors import ConfigError
 from baru_common.frames import Usage
 from baru_common.identity import Role
+from baru_common.tls import TlsFiles
 from baru_common.trace_context import TraceContext
 from baru_hub.config import HubConfig
 from baru_hub.console import app, server
@@ -183,8 +184,8 @@ async def test_past_loopback_observers_and_operators_look(tmp_path: Path, monkey
         trust = ssl.create_default_context(cafile=str(made.hub / "ca.pem"))
         trust.check_hostname = False
         if folder:
-            (certificate,) = (p for p in folder.glob("*.pem") if p.with_suffix(".key").exists())
-            trust.load_cert_chain(certificate, certificate.with_suffix(".key"))
+            files = TlsFiles.of(folder, Role.OBSERVER, Role.OPERATOR, Role.NODE)
+            trust.load_cert_chain(files.certificate, files.key)
         async with httpx2.AsyncClient(verify=trust) as http:
             status: int = (await http.get(url)).status_code
             return status

@@ -1,0 +1,1 @@
+"""`baru-micro chat`: a conversation in the terminal."""

@@ -1,0 +1,238 @@
+"""The chat: what is remembered, what is shown, and a real conversation in a real terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import pty
+import re
+import stat
+import struct
+import sys
+import termios
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pyte
+import pytest
+
+from baru_common.errors import InvalidRequest
+from baru_micro.chat.conversation import STOPPED, Conversation, command
+from baru_micro.chat.reply import Reply
+from baru_micro.events import Confirmed, Kind, LinkChanged, Piece, Provenance, Retracted, Step, StepStats
+from baru_micro.link import LinkState
+from support.fault_proxy import FaultProxy
+from support.faults import Fault
+from support.hubs import hub_of
+from support.link import scripted_engine
+from support.lockstep import free_running
+
+_WIDTH, _HEIGHT = 100, 24
+
+
+def step(text: str, provenance: Provenance = Provenance.VERIFIED, verified: int = 0, accepted: int = 0) -> Step:
+    kind = Kind.PLAIN if provenance is Provenance.VERIFIED else Kind.LOCAL
+    pieces = tuple(Piece(number, letter, kind) for number, letter in enumerate(text))
+    return Step(0, pieces, provenance, StepStats(verified, accepted, None))
+
+
+# -- what is remembered
+
+
+def words(messages: Sequence[Mapping[str, object]]) -> int:
+    """A count that is easy to check: a token a character."""
+    return sum(len(str(message["content"])) for message in messages)
+
+
+def test_the_oldest_turns_go_first_and_the_system_message_stays() -> None:
+    talk = Conversation("sys")
+    for number in range(4):
+        talk.ask(f"question {number}")
+        talk.answer(f"answer {number}")
+    talk.ask("last")
+    assert talk.fit(words, 1000) == 0
+    assert talk.fit(words, 60) == 4
+    assert [message["content"] for message in talk.messages] == [
+        *("sys", "question 2", "answer 2", "question 3", "answer 3", "last")
+    ]
+    assert talk.fit(words, 7) == 4
+
+
+def test_a_question_that_does_not_fit_alone_is_refused_and_forgotten() -> None:
+    talk = Conversation("sys", [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    talk.ask("x" * 100)
+    with pytest.raises(InvalidRequest, match="at most 50 tokens fit"):
+        talk.fit(words, 50)
+    assert talk.messages == [{"role": "system", "content": "sys"}]
+
+
+def test_commands_and_lines_that_look_like_them() -> None:
+    assert command("/save  a b ") == ("/save", "a b")
+    assert command("/help") == ("/help", "")
+    assert command("//etc") is None
+    assert command("what?") is None
+
+
+# -- what is shown
+
+
+def test_a_reply_tells_what_stands_from_what_may_be_withdrawn() -> None:
+    reply = Reply()
+    reply.take(step("one\ntw", verified=4, accepted=3))
+    assert (reply.take_lines(), reply.settled, reply.provisional) == (["one"], "tw", "")
+    reply.take(LinkChanged(LinkState.DOWN, "h:1"))
+    reply.take(step("o thr", Provenance.PROVISIONAL))
+    assert (reply.settled, reply.provisional) == ("tw", "o thr")
+    assert reply.status == "no hub, this node alone, provisional | 11 tokens | 75% of drafts accepted"
+    reply.take(LinkChanged(LinkState.UP, "h:1"))
+    reply.take(Confirmed(6, 8))
+    assert (reply.settled, reply.provisional) == ("two ", "thr")
+    reply.take(Retracted(8, (2, 3, 4), "thr"))
+    reply.take(step("four"))
+    assert (reply.whole, reply.provisional, reply.num_retracted) == ("one\ntwo four", "", 3)
+    assert reply.status == "hub | 15 tokens, 3 withdrawn | 75% of drafts accepted"
+
+
+def test_with_keep_all_of_it_stands() -> None:
+    reply = Reply(keeps=True)
+    reply.take(step("abc", Provenance.PROVISIONAL))
+    assert (reply.whole, reply.provisional) == ("abc", "")
+
+
+# -- a real terminal
+
+
+class _Screen(pyte.HistoryScreen):
+    """Answers when it is asked where the cursor is."""
+
+    answer: Callable[[str], None]
+
+    def write_process_input(self, data: str) -> None:
+        self.answer(data)
+
+
+class Terminal:
+    """A program in a terminal of its own, and what stands on its screen."""
+
+    def __init__(self, process: asyncio.subprocess.Process, master: int) -> None:
+        self.process = process
+        self._master = master
+        self._screen = _Screen(_WIDTH, _HEIGHT, history=1000)
+        self._screen.answer = self.type
+        self._stream = pyte.ByteStream(self._screen)
+        self.was_dim = False
+        """Something was shown as provisional."""
+
+    def read(self) -> None:
+        data = os.read(self._master, 1 << 16)
+        self.was_dim |= bool(re.search(rb"\x1b\[[0-9;]*2;3;33m", data))
+        self._stream.feed(data)
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    @property
+    def text(self) -> str:
+        """What stands on the screen and above it."""
+        above = ["".join(line[x].data for x in range(_WIDTH)) for line in self._screen.history.top]
+        return "\n".join(line.rstrip() for line in (*above, *self._screen.display))
+
+    async def until(self, wanted: str, within_s: float = 40.0) -> str:
+        """Wait until this pattern stands on the screen."""
+        deadline_s = time.monotonic() + within_s
+        while not (found := re.search(wanted, self.text)):
+            assert time.monotonic() < deadline_s, f"no {wanted!r} in:\n{self.text}"
+            await asyncio.sleep(0.05)
+        return found.group()
+
+
+@asynccontextmanager
+async def chat(hub: str, data: Path, *options: str) -> AsyncIterator[Terminal]:
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", _HEIGHT, _WIDTH, 0, 0))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "baru_micro.cli", "chat", "--hub", hub, *options),
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # Ctrl-C is a signal to who owns the terminal
+        env={**os.environ, "TERM": "xterm-256color", "BARU_DATA_DIR": str(data)},
+    )
+    os.close(slave)
+    terminal = Terminal(process, master)
+    loop = asyncio.get_running_loop()
+    loop.add_reader(master, terminal.read)
+    try:
+        yield terminal
+    finally:
+        loop.remove_reader(master)
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        os.close(master)
+
+
+async def test_a_conversation(tmp_path: Path) -> None:
+    """A question and its answer; Ctrl-C in the middle of the next; the link cut, provisional text shown and replaced;
+    saved, left."""
+    engine = scripted_engine(0.03)
+    async with hub_of(engine, scheduler=free_running()) as hub, FaultProxy.open(hub.address) as link:
+        options = (
+            "--drafter",
+            "simulated:0.6",
+            "--fallback",
+            "local",
+            "--max-tokens",
+            "150",
+            "--set",
+            "ignore_eos=true",
+        )
+        async with chat(link.address, tmp_path, *options) as here:
+            await here.until("(?m)^>$")
+            here.type("first\r")
+            await here.until("last reply: hub . 150 tokens")
+            here.type("second\r")
+            await here.until(r"(?m)^hub \| [1-9]\d* tokens")
+            here.type("\x03")
+            await here.until("stopped; what was said so far")
+            here.type("third\r")
+            await here.until(r"(?m)^hub \| [1-9]\d* tokens")
+            await link.apply(Fault.BLACK_HOLE)
+            await here.until("this node alone, provisional")
+            await asyncio.sleep(0.4)
+            await link.heal()
+            await here.until(r"last reply: hub \| \d+ tokens, \d+ withdrawn")
+            assert here.was_dim
+            assert "provisional" not in here.text
+            saved = tmp_path / "talk.json"
+            here.type(f"/save {saved}\r")
+            await here.until("saved to")
+            here.type("/quit\r")
+            assert await asyncio.wait_for(here.process.wait(), 20) == 0
+    turns = json.loads(saved.read_text())["messages"]
+    assert [turn["content"] for turn in turns[::2]] == ["first", "second", "third"]
+    first, second, third = (turn["content"] for turn in turns[1::2])
+    assert len(first) == len(third) == 150
+    assert second.endswith(STOPPED)
+    assert 0 < len(second) < 150
+    history = tmp_path / "chat_history"
+    assert "second" in history.read_text()
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
+    assert not hub.verifier.num_sessions
+
+
+async def test_into_a_pipe_it_does_not_talk(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "baru_micro.cli", "chat"),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert (process.returncode, out) == (1, b"")
+    assert b"chat needs a terminal" in err
