@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
 from .errors import ConfigError, HubUnavailable
+from .waiting import within
 
 SERVICE = "_baru-hub._tcp.local."
 PREFIX = "mdns:"
@@ -53,7 +54,7 @@ async def _found(identities: Collection[str], timeout_s: float) -> dict[str, str
     """Return addresses by identity; HubUnavailable when there is none."""
     search = _Search(frozenset(identities), _library())
     with suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(search.run(), timeout_s)
+        await within(search.run(), timeout_s)
     if not search.found:
         raise HubUnavailable(
             f"no hub of {', '.join(identities)} was heard of in {timeout_s:.0f} s",

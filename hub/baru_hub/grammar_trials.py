@@ -17,6 +17,7 @@ from baru_common.errors import EngineFailure, InvalidRequest
 from baru_common.sampling import Grammar
 from baru_common.sampling.grammar import wrong_grammar
 from baru_common.tokens import TokenizerBundle
+from baru_common.waiting import within
 
 from .quotas import Quotas
 
@@ -116,5 +117,5 @@ async def _exchange(child: asyncio.subprocess.Process, ask: dict[str, Any], time
         raise ValueError("the process has no pipes")
     child.stdin.write(json.dumps(ask).encode() + b"\n")
     await child.stdin.drain()
-    answer: dict[str, Any] = json.loads(await asyncio.wait_for(child.stdout.readline(), timeout_s))
+    answer: dict[str, Any] = json.loads(await within(child.stdout.readline(), timeout_s))
     return answer

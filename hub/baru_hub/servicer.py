@@ -19,6 +19,7 @@ from baru_common.channel_options import MAX_MESSAGE_BYTES
 from baru_common.errors import BaruError, EngineFailure, HubTimeout, Incompatible, InvalidRequest, NotFound
 from baru_common.frames import Cancel, Draft, FinishReason, Heartbeat, NodeFrame, Open, TrafficShape
 from baru_common.trace_context import TRACEPARENT, TraceContext
+from baru_common.waiting import within
 
 from .call_limits import Identify
 from .guard import caller, hold
@@ -113,7 +114,7 @@ class DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
         async with aclosing(answers):
             try:
                 async for answer in answers:
-                    await asyncio.wait_for(context.write(answer), self._unread_s)
+                    await within(context.write(answer), self._unread_s)
             except asyncio.TimeoutError:
                 await answers.aclose()
                 with suppress(grpc.aio.BaseError):  # it left
@@ -154,7 +155,7 @@ class DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
 
     async def _first_frame(self, requests: AsyncIterator[bytes], timeout_s: float) -> Open:
         try:
-            data = await asyncio.wait_for(anext(requests), timeout_s)
+            data = await within(anext(requests), timeout_s)
         except (asyncio.TimeoutError, StopAsyncIteration):
             raise InvalidRequest(f"no Open came within {timeout_s:.0f} s") from None
         frame = _decoded(data, self._verifier.spec.context_limit)

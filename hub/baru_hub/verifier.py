@@ -35,6 +35,7 @@ from baru_common.sampling import SamplingContext, SamplingParams
 from baru_common.sampling.guide import Guide
 from baru_common.signatures import ANYBODY
 from baru_common.trace_context import TraceContext
+from baru_common.waiting import within
 
 from .acceptance import Acceptance, Decision, accept
 from .admission import check_claim, check_open, goes_on, max_length
@@ -420,7 +421,7 @@ class Verifier:
             due_wait_s = max(first_s - self._clock(), _LEAST_WAIT_S)
             wait_s = due_wait_s if wait_s is None else min(wait_s, due_wait_s)
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._awake.wait(), wait_s)
+            await within(self._awake.wait(), wait_s)
 
     # -- admission and release
 

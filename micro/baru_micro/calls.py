@@ -19,6 +19,7 @@ from baru_common.errors import ProtocolViolation
 from baru_common.frames import TrafficShape
 from baru_common.shaping import last_tick, ticks
 from baru_common.trace_context import TRACEPARENT, TraceContext
+from baru_common.waiting import within
 
 _SILENCE_S = 1.0
 """A shaped call whose cells stay away for so long is cut."""
@@ -186,13 +187,13 @@ class ShapedCall:
     async def linger(self) -> None:
         end_s = last_tick(self._shape, self._tick) * self._shape.tick_ms / 1000
         with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._drain(), 2 * end_s)  # the hub says when; its clock may be a little ahead
+            await within(self._drain(), 2 * end_s)  # the hub says when; its clock may be a little ahead
         self.cut()
 
     async def _drain(self) -> None:
         with suppress(asyncio.TimeoutError, grpc.aio.AioRpcError, StopAsyncIteration):
             while True:
-                await asyncio.wait_for(anext(self._cells), _SILENCE_S + self._shape.tick_ms / 1000)
+                await within(anext(self._cells), _SILENCE_S + self._shape.tick_ms / 1000)
 
     def cut(self) -> None:
         self._cut = True

@@ -21,6 +21,7 @@ from baru_common.errors import (
 )
 from baru_common.frames import Drain, Heartbeat, HubFrame, Open, Opened
 from baru_common.trace_context import TraceContext
+from baru_common.waiting import within
 
 from .hubs import Hubs
 from .link import LinkEvent, LinkState
@@ -120,7 +121,7 @@ class Reach:
             request = caller.request()
             stream.send(request)
             frames = stream.frames()
-            opened = await asyncio.wait_for(_first(frames), _ANSWER_S + stream.backlog_s)
+            opened = await within(_first(frames), _ANSWER_S + stream.backlog_s)
         except BaseException as error:
             caller.request_failed()
             await stream.leave()  # a hub that admits it all the same shall not keep it for somebody who is gone

@@ -19,6 +19,7 @@ from baru_common.handshake import explain_handshake
 from baru_common.tls import MEMBERS, TlsFiles, channel_credentials
 from baru_common.tokens import TokenizerBundle
 from baru_common.trace_context import TraceContext
+from baru_common.waiting import within
 
 from .calls import Call, PlainCall, ShapedCall
 from .fit import Shaping, agreed_shape
@@ -115,7 +116,7 @@ class HubChannel:
         self.refresh()
         connection = self._channel
         try:
-            await asyncio.wait_for(connection.channel_ready(), timeout_s)
+            await within(connection.channel_ready(), timeout_s)
         except asyncio.TimeoutError:
             self.link.happen(LinkEvent.BROKE)
             why = await explain_handshake(self.address, self._tls.value) if self._tls else None

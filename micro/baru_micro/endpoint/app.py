@@ -18,6 +18,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
 from baru_common.errors import BaruError, NotFound
+from baru_common.waiting import within
 from baru_micro.client import MicroNode
 from baru_micro.decoding import Fallback
 
@@ -89,7 +90,7 @@ class _Endpoint:
     async def _hub_serves(self) -> bool:
         """Whoever asks shares one question, whose answer holds for a second: anybody may ask."""
         if self._asked is None or (self._asked.done() and time.monotonic() - self._asked_s > _READY_S):
-            self._asked = asyncio.ensure_future(asyncio.wait_for(self._node.hub_serves(), _ANSWER_S))
+            self._asked = asyncio.ensure_future(within(self._node.hub_serves(), _ANSWER_S))
             self._asked_s = time.monotonic()
         try:
             return await asyncio.shield(self._asked)
