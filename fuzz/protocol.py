@@ -253,7 +253,7 @@ class Protocol(RuleBasedStateMachine):
         assert loop_task
         assert not loop_task.done(), "the hub is dead"
         assert not self.faults.found, self.faults.found
-        residents = self.verifier._residents.values()
+        residents = self.verifier.roster.residents.values()
         assert len(self.engine.held) == len(residents)
         assert sum(not r.closed for r in residents) <= _LIMITS.max_sessions
         for resident in residents:
@@ -330,7 +330,7 @@ class Protocol(RuleBasedStateMachine):
                 r.identity, r.closed, r.stream, r.orphan, r.key, r.heard_epoch, r.state.epoch, r.state.mailbox.chain_id,
                 r.state.mailbox.num_drafted, r.state.mailbox.num_stale_frames, tuple(r.state.mailbox._tail),
             )
-            for name, r in self.verifier._residents.items()
+            for name, r in self.verifier.roster.residents.items()
             if r.state is not mine
         }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The loop: schedule, forward, accept, commit; and the sessions that it serves."""
+"""The loop: schedule, forward, accept, commit."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ import asyncio
 import contextlib
 import logging
 import math
-import secrets
 import time
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 
 from baru_common import __version__
 from baru_common.channel_options import MAX_MESSAGE_BYTES
 from baru_common.errors import (
     BaruError,
-    CapacityExhausted,
     EngineFailure,
     HubUnavailable,
-    Superseded,
 )
 from baru_common.frames import (
     PROTOCOL_REVISION,
@@ -27,35 +23,29 @@ from baru_common.frames import (
     HubDescription,
     Limits,
     Open,
-    Opened,
-    Resume,
 )
 from baru_common.observers import Told
-from baru_common.sampling import SamplingContext, SamplingParams
-from baru_common.sampling.guide import Guide
 from baru_common.signatures import ANYBODY
 from baru_common.trace_context import TraceContext
 from baru_common.waiting import within
 
 from .acceptance import Acceptance, Decision, accept
-from .admission import check_claim, check_open, goes_on, max_length
-from .bounds import keep_within, obey
+from .admission import check_open, max_length
+from .bounds import keep_within
 from .checkpoint import Checkpoint
-from .engines import Allocation, Engine, EngineSpec, Feed, Paged, Want
-from .grammar_trials import GrammarTrials
+from .engines import Engine, EngineSpec, Feed, Paged, Want
 from .live import LiveSession, Resident
-from .mailbox import Mailbox
-from .observing import Begin, Census, HubObserver, Part, Place, Stepped, Who
-from .orphans import LinkPolicy, Orphan, by_age, to_drop
-from .pace import OwnPace, Pace
+from .observing import Census, HubObserver, Part, Stepped
+from .orphans import LinkPolicy
 from .page_pool import PagePool
 from .posture import Document
 from .posture_keeper import PostureKeeper
-from .quotas import Load, Quotas, over_own, over_total, too_old
+from .quotas import Quotas
 from .ragged_batch import SCRATCH_SLOTS
+from .roster import Roster
 from .scene import SceneChange, Scope
 from .scheduler import GoodputScheduler, Plan, Scheduler
-from .session import Block, Session
+from .session import Block
 
 __all__ = ["LiveSession", "Verifier"]
 
@@ -99,27 +89,33 @@ class Verifier:
             max_draft_ahead=quotas.max_draft_ahead,
             max_message_bytes=MAX_MESSAGE_BYTES,
         )
-        self._max_depth = max_depth
         self._clock = clock
         self._tell = Told(observers)
         self._unsaid: Stepped | None = None
         """The last step, which observers are told of while the next one runs."""
         self._held_since_s: float | None = None
         """Since when the next step is held back for drafts."""
-        self._link = link or LinkPolicy()
         self._checkpoint = checkpoint or Checkpoint()
         self._posture = posture
-        self._residents: dict[str, Resident] = {}
-        """By session id, the longest there first."""
-        self._opening: dict[str, Load] = {}
-        """What identities are about to hold: their sessions are being opened."""
-        self._trials = GrammarTrials(engine.spec.bundle, engine.spec.eos_ids, quotas)
-        self._draining = False
         self._stopping = False
         self._awake = asyncio.Event()
         if posture:
             posture.on_change = self._awake.set
             posture.on_document = self._note_document
+        self.roster = Roster(
+            engine,
+            self._limits,
+            quotas,
+            max_depth=max_depth,
+            link=link or LinkPolicy(),
+            checkpoint=self._checkpoint,
+            posture=posture,
+            tell=self._tell,
+            clock=clock,
+            awaken=self._awake.set,
+            before_release=self._say_step,  # it may have been in it
+        )
+        """Who is here."""
         self._engine_free = asyncio.Lock()
         self._loop_task: asyncio.Task[None] | None = None
 
@@ -137,8 +133,7 @@ class Verifier:
         self._awake.set()
         if self._loop_task:
             await asyncio.wait([self._loop_task])  # a step under way ends by itself
-        self._release_closed()
-        await self._trials.close()
+        await self.roster.close()
 
     # -- what streams call
 
@@ -149,17 +144,17 @@ class Verifier:
     @property
     def num_sessions(self) -> int:
         """Sessions that hold memory."""
-        return len(self._residents)
+        return len(self.roster.residents)
 
     @property
     def num_orphans(self) -> int:
         """Those of them whose node is gone."""
-        return len(self._orphans())
+        return len(self.roster.orphans())
 
     @property
     def draining(self) -> bool:
         """Nobody is admitted any more."""
-        return self._draining
+        return self.roster.draining
 
     @property
     def pool(self) -> PagePool | None:
@@ -168,14 +163,7 @@ class Verifier:
 
     def census(self) -> Census:
         """Count the sessions by how they stand; from any thread."""
-        residents = list(self._residents.values())
-        running = [r for r in residents if r.may_step]
-        return Census(
-            states=dict.fromkeys(Place, 0) | Counter(r.place for r in residents),
-            num_running=len(running),
-            num_prefilling=sum(r.state.num_pending > 1 for r in running),
-            num_unread=sum(r.stream.num_unread for r in residents if r.stream),
-        )
+        return self.roster.census()
 
     def describe(self) -> HubDescription:
         """Say what is served, within which limits."""
@@ -209,33 +197,33 @@ class Verifier:
 
     async def _open(self, request: Open, identity: str, trace: TraceContext) -> LiveSession:
         check_open(request, self.spec, self._limits, self._quotas)
-        self._require_open()
+        self.roster.require_open()
         if request.resume:
             async with self._engine_free:  # between two steps, so that nothing under way is of the stream before
-                if live := self._continue(request, request.resume, identity):
+                if live := self.roster.go_on(request, request.resume, identity):
                     return live
-        with self._reserved(identity, max_length(request, self.spec, self._quotas)):
-            sampling = await self._sampling(request, identity)
-            if not self._orphans():
-                return self._admit(request, sampling, identity, trace)
+        with self.roster.reserved(identity, max_length(request, self.spec, self._quotas)):
+            sampling = await self.roster.sampling(request, identity)
+            if not self.roster.orphans():
+                return self.roster.admit(request, sampling, identity, trace)
             async with self._engine_free:  # between two steps memory may be freed
-                return self._admit(request, sampling, identity, trace)
+                return self.roster.admit(request, sampling, identity, trace)
 
     def _note_document(self, document: Document) -> None:
         self._checkpoint.note("posture_changed", version=document.version, digest=document.digest.hex())
 
     def has(self, session_id: str) -> bool:
         """Whether a session of this id holds memory."""
-        return session_id in self._residents
+        return session_id in self.roster.residents
 
     def close(self, session_id: str, reason: str) -> None:
         """End a session without a word to its node, whether that is there or not."""
-        if resident := self._residents.get(session_id):
+        if resident := self.roster.residents.get(session_id):
             resident.close(reason)
 
     def follow_change(self, found: SceneChange) -> None:
         """Forget what a session's drafts were worth before its acceptance changed."""
-        if found.scope is Scope.SESSION and (resident := self._residents.get(found.who.session_id)):
+        if found.scope is Scope.SESSION and (resident := self.roster.residents.get(found.who.session_id)):
             resident.state.pace.survival.restart(found.change.after)
 
     async def check(
@@ -262,19 +250,19 @@ class Verifier:
 
     async def drain(self, grace_s: float) -> None:
         """Admit nobody any more, tell those who run, and wait until they ended, at most `grace_s`. Orphans end now."""
-        self._draining = True
+        self.roster.draining = True
         self._checkpoint.note("drain", num_sessions=self.num_sessions)
         deadline = self._clock() + grace_s
-        for resident in self._residents.values():
+        for resident in self.roster.residents.values():
             if resident.stream and not resident.closed:
                 resident.stream.send(Drain(grace_s))
         self._awake.set()
-        while any(r.stream and r.has_work for r in self._residents.values()) and self._clock() < deadline:  # noqa: ASYNC110
+        while any(r.stream and r.has_work for r in self.roster.residents.values()) and self._clock() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
     def dismiss(self) -> None:
         """End the sessions that still run: their nodes are told that the hub is stopping."""
-        for resident in self._residents.values():
+        for resident in self.roster.residents.values():
             resident.fail(HubUnavailable("the hub is stopping", hint="try again when it is back"))
 
     # -- the loop
@@ -284,10 +272,12 @@ class Verifier:
             self._awake.clear()
             try:
                 async with self._engine_free:
-                    self._tend()
+                    self.roster.tend()
                     if self._posture:
-                        keep_within(self._residents.values(), self._posture)
-                    plan = scheduler.plan([r.state for r in self._residents.values() if r.may_step], self._clock())
+                        keep_within(self.roster.residents.values(), self._posture)
+                    plan = scheduler.plan(
+                        [r.state for r in self.roster.residents.values() if r.may_step], self._clock()
+                    )
                     if plan.blocks:
                         await self._step(plan, scheduler)
                     self._note_wait(plan)
@@ -295,13 +285,13 @@ class Verifier:
                     self._say_step()
                     await self._sleep(plan.wait_s)
             except Exception:  # a fault of ours must not leave anybody waiting, nor keep others from being served
-                _log.exception("the verification loop failed; its %d sessions are ended", len(self._residents))
-                for resident in self._residents.values():
+                _log.exception("the verification loop failed; its %d sessions are ended", len(self.roster.residents))
+                for resident in self.roster.residents.values():
                     resident.fail(EngineFailure("the hub failed", hint="try again"))
                 await asyncio.sleep(_LEAST_WAIT_S)  # should it fail again and again, the rest of the hub goes on
 
     async def _step(self, plan: Plan, scheduler: Scheduler) -> None:
-        work = [(self._residents[state.session_id], block) for state, block in plan.blocks]
+        work = [(self.roster.residents[state.session_id], block) for state, block in plan.blocks]
         start_s = draft_end_s = self._clock()
         try:
             work = await self._extend(work)
@@ -345,9 +335,9 @@ class Verifier:
     def _loop_ended(self, _: asyncio.Task[None]) -> None:
         """Nobody decides anything any more: whoever runs is told, and nobody is admitted."""
         if not self._stopping:
-            _log.error("the verification loop has ended; its %d sessions are ended", len(self._residents))
-            self._draining = True
-            for resident in self._residents.values():
+            _log.error("the verification loop has ended; its %d sessions are ended", len(self.roster.residents))
+            self.roster.draining = True
+            for resident in self.roster.residents.values():
                 resident.fail(EngineFailure("the hub's loop has ended", hint="restart the hub"))
 
     async def _extend(self, work: list[tuple[Resident, Block]]) -> list[tuple[Resident, Block]]:
@@ -414,183 +404,14 @@ class Verifier:
 
     async def _sleep(self, wait_s: float | None) -> None:
         """Until something happens, or is due."""
-        due_s = [r.stream.deadline_s for r in self._residents.values() if r.stream and not r.closed]
-        due_s += [resident.born_s + self._quotas.max_session_age_s for resident in self._residents.values()]
-        due_s += [orphan.since_s + self._link.orphan_grace_s for orphan in self._orphans().values()]
+        due_s = [r.stream.deadline_s for r in self.roster.residents.values() if r.stream and not r.closed]
+        due_s += [resident.born_s + self._quotas.max_session_age_s for resident in self.roster.residents.values()]
+        due_s += [orphan.since_s + self.roster.link.orphan_grace_s for orphan in self.roster.orphans().values()]
         if (first_s := min(due_s, default=math.inf)) < math.inf:
             due_wait_s = max(first_s - self._clock(), _LEAST_WAIT_S)
             wait_s = due_wait_s if wait_s is None else min(wait_s, due_wait_s)
         with contextlib.suppress(asyncio.TimeoutError):
             await within(self._awake.wait(), wait_s)
-
-    # -- admission and release
-
-    @contextlib.contextmanager
-    def _reserved(self, identity: str, num_tokens: int) -> Iterator[None]:
-        """Count a session that is being opened, so that many at once do not all pass. CapacityExhausted if it is one
-        too many even when orphans give their places."""
-        asked = Load(1, num_tokens)
-        self._opening[identity] = self._opening.get(identity, Load()) + asked
-        try:
-            if error := self._over(identity, self._orphans()):
-                raise error[0]
-            yield
-        finally:
-            self._opening[identity] -= asked
-            if not self._opening[identity].num_sessions:
-                del self._opening[identity]
-
-    def _over(self, identity: str, without: Container[str] = ()) -> tuple[CapacityExhausted, bool] | None:
-        """Return the error that says which limit what is held and asked for is over, and whether it is one of this
-        identity's own; sessions in `without` are left out."""
-        held = [r for name, r in self._residents.items() if not r.closed and name not in without]
-        loads = [(r.identity, Load(1, r.state.max_length)) for r in held] + list(self._opening.items())
-        own = sum((load for name, load in loads if name == identity), Load())
-        if error := over_own(own, identity, self._quotas):
-            return error, True
-        if error := over_total(sum((load for _, load in loads), Load()), self._quotas):
-            return error, False
-        return None
-
-    async def _sampling(self, request: Open, identity: str) -> SamplingContext:
-        spec, params = self.spec, request.params.with_seed(secrets.randbits(64))
-        guide = None
-        if params.grammar:  # a stranger's; what it takes is tried apart first. In a thread: nobody else shall wait
-            start_s = self._clock()
-            await self._trials.require_good(params.grammar, identity)
-            step_s = self._quotas.grammar_step_ms / 1e3
-            guide = await asyncio.to_thread(Guide.compile, params.grammar, spec.bundle, spec.eos_ids, step_s)
-            elapsed_s = self._clock() - start_s
-            self._tell(lambda observer: observer.compiled(elapsed_s))
-        return SamplingContext(params, len(request.prompt_ids), spec.vocabulary, spec.eos_ids, guide)
-
-    def _require_open(self) -> None:
-        if self._draining:
-            raise HubUnavailable("the hub is draining", hint="use another hub, or try again when it is back")
-        self._checkpoint.require_open()
-
-    def _admit(self, request: Open, sampling: SamplingContext, identity: str, trace: TraceContext) -> LiveSession:
-        """Begin with all that stands at the node: the prompt, and the output so far."""
-        self._require_open()
-        spec, params = self.spec, request.params
-        state = Session(
-            session_id=secrets.token_urlsafe(16),
-            epoch=1,
-            sampling=sampling,
-            max_length=max_length(request, spec, self._quotas),
-            mailbox=Mailbox(spec.vocabulary.size, self._limits.max_draft_ahead),
-            pace=Pace(self._max_depth),
-            has_drafter=request.drafter is not None,
-            own=OwnPace(self._max_depth) if self._drafts_itself(params) else None,
-            committed=list(request.committed),
-        )
-        state.stamp(self._clock())
-        allocation = self._find_room(request, sampling, identity)
-        state.num_cached = allocation.num_cached
-        if request.resume:
-            state.mailbox.restart(len(state.committed), request.resume.provisional_ids)
-        visit = self._checkpoint.enter(state, identity, spec.fingerprint, self._clock)
-        who = Who(state.session_id, identity, request.drafter.family if request.drafter else "", trace)
-        resident = Resident(
-            visit, allocation, who, self._link, self._clock, self._awake.set, self._tell, self._quotas.max_idle_s
-        )
-        self._residents[state.session_id] = resident
-        begin = Begin.REBUILT if request.resume else Begin.NEW
-        return self._greet(resident, request, len(state.committed), begin, allocation.num_cached)
-
-    def _find_room(self, request: Open, sampling: SamplingContext, identity: str) -> Allocation:
-        """Reserve a place and memory; orphans give theirs, the oldest first. CapacityExhausted if it is not enough."""
-        length = max_length(request, self.spec, self._quotas)
-        while True:
-            over = self._over(identity)
-            try:
-                if over:
-                    raise over[0]
-                return self._engine.allocate(request.committed, length, identity, sampling)
-            except CapacityExhausted:
-                orphans = self._orphans()
-                if over and over[1]:  # its own limit: then its own orphans
-                    orphans = {name: o for name, o in orphans.items() if self._residents[name].identity == identity}
-                if not orphans:
-                    raise
-                self._drop(by_age(orphans)[:1])
-
-    def _continue(self, request: Open, resume: Resume, identity: str) -> LiveSession | None:
-        """Hand the session over to this stream. None if it is not here, or has to be made anew."""
-        self._require_open()
-        resident = self._residents.get(resume.session_id)
-        if resident is None or resident.closed:
-            return None
-        check_claim(resume, resident, identity)
-        if not goes_on(request, resident):
-            resident.fail(Superseded("the session begins anew in a later stream", hint="use that one"))
-            self._release_closed()
-            return None
-        num_known = len(request.committed)
-        resident.state.come_back(num_known, resume.provisional_ids, request.drafter is not None, self._clock())
-        resident.visit.resume()
-        return self._greet(resident, request, num_known, Begin.RESUMED, resident.state.num_cached)
-
-    def _greet(self, resident: Resident, request: Open, num_known: int, begin: Begin, num_cached: int) -> LiveSession:
-        """Attach a stream, and queue what its node has to know: who it is, what it may do, and what was decided without
-        it."""
-        state, live = resident.state, resident.attach()
-        resident.tier, resident.drafter = request.tier, request.drafter
-        if self._posture:
-            obey(resident, self._posture, sum(other.has_work for other in self._residents.values()))
-        state.pace.asked = state.pace.window if state.has_drafter else 0
-        live.send(
-            Opened(
-                state.session_id,
-                state.epoch,
-                num_known,
-                state.pace.asked,
-                resident.key,
-                continued=begin is Begin.RESUMED,
-                receipt_key=self._checkpoint.receipt_key,
-                posture=resident.posture,
-            )
-        )
-        if verdict := state.since(num_known):
-            live.send(verdict)
-        if state.finish:
-            live.finish(state.finish)
-        self._tell(lambda observer: observer.opened(resident.who, begin, num_known, num_cached))
-        self._awake.set()
-        return live
-
-    def _drafts_itself(self, params: SamplingParams) -> bool:
-        # Rejection sampling checks one chain against the distributions that it was drawn from: the node's.
-        return self.spec.drafter is not None and self._max_depth > 0 and not params.by_rejection
-
-    def _orphans(self) -> dict[str, Orphan]:
-        return {name: r.orphan for name, r in self._residents.items() if r.orphan and not r.closed}
-
-    def _tend(self) -> None:
-        """Between two steps: see who is gone and for how long, and give back the memory of those that have ended."""
-        now_s = self._clock()
-        for resident in self._residents.values():
-            if resident.stream and not resident.closed and resident.stream.deadline_s <= now_s:
-                resident.stream.give_up()
-            if resident.born_s + self._quotas.max_session_age_s <= now_s:
-                resident.fail(too_old(self._quotas))
-        orphans = self._orphans()
-        self._drop(orphans if self._draining else to_drop(orphans, self._link, now_s))
-
-    def _drop(self, names: Iterable[str]) -> None:
-        for name in names:
-            self._residents[name].close()
-        self._release_closed()
-
-    def _release_closed(self) -> None:
-        for name in [name for name, resident in self._residents.items() if resident.closed]:
-            self._release(self._residents.pop(name))
-
-    def _release(self, resident: Resident) -> None:
-        self._engine.free(resident.sequence)
-        self._say_step()  # it may have been in it
-        end = resident.ended()
-        self._tell(lambda observer: observer.ended(end))
 
 
 def _sound(decision: Decision | BaruError) -> Decision:

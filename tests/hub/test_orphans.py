@@ -253,13 +253,13 @@ async def test_orphans_hold_so_much_memory() -> None:
     """The oldest goes, whoever was admitted first; the others stay."""
     async with served() as hub:
         lives = [await hub.open() for _ in range(3)]
-        num_bytes = hub.verifier._residents[lives[0].state.session_id]._num_bytes
+        num_bytes = hub.verifier.roster.residents[lives[0].state.session_id]._num_bytes
         assert num_bytes == 2 * 64 * 2 * 2 * 2 * 16 * 4  # two pages of 64 ids; layers, keys and values, heads, width
-        hub.verifier._link = replace(_POLICY, orphan_bytes=2 * num_bytes)
+        hub.verifier.roster.link = replace(_POLICY, orphan_bytes=2 * num_bytes)
         for live in (lives[1], lives[0], lives[2]):
             live.lose()
             await hub.pass_s(1.0)
-        left = set(hub.verifier._residents)
+        left = set(hub.verifier.roster.residents)
         assert left == {lives[0].state.session_id, lives[2].state.session_id}
 
 
@@ -272,7 +272,7 @@ async def test_who_needs_a_place_gets_that_of_the_oldest_orphan() -> None:
         lives[0].lose()
         await hub.pass_s(1.0)
         await hub.open()
-        assert set(hub.verifier._residents) >= {lives[0].state.session_id, lives[1].state.session_id}
+        assert set(hub.verifier.roster.residents) >= {lives[0].state.session_id, lives[1].state.session_id}
         assert (hub.verifier.num_sessions, hub.verifier.num_orphans) == (3, 1)
         await hub.open()
         assert (hub.verifier.num_sessions, hub.verifier.num_orphans) == (3, 0)
@@ -292,7 +292,7 @@ async def test_who_needs_pages_gets_those_of_the_oldest_orphan() -> None:
             await hub.pass_s(1.0)
         await hub.open(max_tokens=500)
         names = [live.state.session_id for live in kept]
-        assert [name in hub.verifier._residents for name in names] == [False] * 2 + [True] * 4
+        assert [name in hub.verifier.roster.residents for name in names] == [False] * 2 + [True] * 4
         await hub.open(max_tokens=500)
         assert hub.verifier.num_orphans == 2
         await hub.open(max_tokens=500)

@@ -263,7 +263,7 @@ async def test_a_node_that_does_not_read_costs_no_memory() -> None:
         async with grpc.aio.insecure_channel(hub.address, options=narrow) as other:
             call = decode(other, replace(_OPEN, params=params))
             await until(lambda: hub.verifier.num_orphans == 1)
-            (resident,) = hub.verifier._residents.values()
+            (resident,) = hub.verifier.roster.residents.values()
             num_committed = len(resident.state.committed)
             assert num_committed < _TARGET.context_limit
             assert [t async for r in decode(channel, _OPEN) for t in r.verdict.token_ids]

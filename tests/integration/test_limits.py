@@ -50,7 +50,7 @@ async def serving(scheduler: Scheduler | None = None, **settings: Any) -> AsyncI
             grpc.aio.insecure_channel(hub.address, options=CLIENT_OPTIONS) as channel,
         ):
             yield hub, channel
-            assert hub.verifier._opening == {}
+            assert hub.verifier.roster.opening == {}
     finally:
         await engine.close()
 
