@@ -65,6 +65,8 @@ class Confirmed:
     start: int
     """Output position of the first."""
     end: int
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """The target's, of each, if the request asks for them."""
 
 
 @dataclass(frozen=True)

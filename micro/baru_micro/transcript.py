@@ -72,7 +72,8 @@ class Transcript:
             self.num_settled += agreed
             self._who[start : self.num_settled] = [Provenance.VERIFIED] * agreed
             self.logprobs[start : self.num_settled] = logprobs[:agreed]
-            events.append(Confirmed(start, self.num_settled))
+            asked = self.sampling.params.logprobs is not None
+            events.append(Confirmed(start, self.num_settled, tuple(logprobs[:agreed]) if asked else ()))
         if agreed == len(token_ids):
             return events
         events += self.withdraw()

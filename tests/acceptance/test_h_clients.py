@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,7 @@ async def test_llm_command(tmp_path: Path, stream: bool) -> None:
     assert printed == wanted + "\n"
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl is installed")
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
 async def test_curl(path: str) -> None:
     asks: dict[str, Any] = {"messages": _MESSAGES} if path.startswith("chat") else {"prompt": _QUESTION}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from baru_common.drafters.simulated import SimulatedDrafter
 from baru_common.errors import ConfigError
 from baru_common.model_files import LoadedModel
 from baru_common.receipts import verify
-from baru_common.sampling import SamplingParams
+from baru_common.sampling import SamplingContext, SamplingParams
 from baru_common.scripted import scripted_id
 from baru_common.signatures import Trust
 from baru_micro import Finish, LinkOptions, receipt_file
@@ -28,11 +28,11 @@ from baru_micro.endpoint.app import EndpointConfig
 from baru_micro.endpoint.server import Listen
 from baru_micro.endpoint.tools import Call, calls_in
 from baru_micro.link import LinkState, Timers
-from support.drafters import oracle
+from support.drafters import FunctionDrafter, oracle
 from support.endpoint import Endpoint, endpoint_of
 from support.faults import Fault
 from support.link import Local, scripted_engine, until
-from support.tiny import plain_greedy, tiny_target
+from support.tiny import byte_tokenizer, plain_greedy, tiny_target
 
 _MESSAGES: Any = [{"role": "user", "content": "Report."}]
 _TIMERS = Timers(heartbeat_s=0.05, suspect_s=0.15, down_s=0.3)
@@ -161,10 +161,47 @@ _TOOLS = [
 ]
 
 
+_TEMPLATE = (
+    "{% if tools %}<|im_start|>system\n<tools>\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}</tools>"
+    "<|im_end|>\n{% endif %}"
+    "{% for m in messages %}{% if m.role == 'tool' %}<|im_start|>user\n<tool_response>\n{{ m.content }}\n"
+    "</tool_response><|im_end|>\n{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n'
+    "</tool_call>{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Shaped as those of Hermes and Qwen are."""
+
+
 def with_tools() -> LoadedModel:
-    target = tiny_target()
-    tools = "{% if tools %}{{ tools | tojson }}\n{% endif %}"
-    return replace(target, bundle=replace(target.bundle, chat_template=tools + str(target.bundle.chat_template)))
+    target = tiny_target(context_limit=1024)
+    return replace(target, bundle=replace(target.bundle, chat_template=_TEMPLATE))
+
+
+async def test_tools_their_calls_and_results_reach_the_template() -> None:
+    """The model reads exactly what the template makes of them: the answer is its own to that text."""
+    call = {"name": "set_alarm", "arguments": '{"hour": 7, "loud": true}'}
+    messages: Any = [
+        *_MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "call_1", "type": "function", "function": call}]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "set"},
+    ]
+    text = (
+        f"<|im_start|>system\n<tools>\n{json.dumps(_TOOLS[0])}\n</tools><|im_end|>\n"
+        "<|im_start|>user\nReport.<|im_end|>\n"
+        '<|im_start|>assistant\n<tool_call>\n{"name": "set_alarm", "arguments": {"hour": 7, "loud": true}}\n'
+        "</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\nset\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    target = with_tools()
+    prompt = byte_tokenizer().encode(text, add_special_tokens=False).ids
+    async with endpoint_of(target) as here:
+        asks = {"messages": messages, "tools": _TOOLS, "max_tokens": 12, "ignore_eos": True, "logprobs": True}
+        found = await posted(here, "chat/completions", **asks)
+    said = [bytes(entry["bytes"]) for entry in found["choices"][0]["logprobs"]["content"]]
+    assert said == [target.vocabulary.pieces[i] for i in plain_greedy(target, prompt, 12)]
+    assert found["usage"]["prompt_tokens"] == len(prompt)
 
 
 async def test_a_tool_that_must_be_called_is_called() -> None:
@@ -246,6 +283,55 @@ async def test_a_stream_goes_on_when_the_link_breaks(reconcile: str | None) -> N
     else:
         assert "provisional" in spans
         assert said != exact
+
+
+@dataclass(frozen=True)
+class OwnModel(FunctionDrafter):
+    """Drafts nothing. While no hub answers it says eight right ids, four wrong ones, and no more."""
+
+    answer: Sequence[int] = ()
+    """What the target says, the prompt first."""
+    asked: list[int] = field(default_factory=list)
+
+    def decoder(self, sampling: SamplingContext) -> FunctionDrafter:
+        return FunctionDrafter(self._say)
+
+    def _say(self, ids: Sequence[int], num_committed: int, max_tokens: int) -> list[int]:
+        self.asked.append(len(ids))
+        at, right = len(self.asked) - 1, self.answer[len(ids)]
+        return [] if at >= 12 else [right + 1 if at >= 8 else right]
+
+
+@pytest.mark.parametrize("reconcile", ["keep", "rewrite"])
+async def test_e03_ids_of_the_nodes_own_have_no_log_probability(reconcile: str) -> None:
+    """Null, until the target has said the same: then they have the target's, as in a whole answer."""
+    target, prompt, num_tokens = tiny_target(), [5, 6, 7], 40
+    own_model = OwnModel(lambda *_: [], answer=[*prompt, *plain_greedy(target, prompt, num_tokens)])
+    asks: dict[str, Any] = {"prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True, "logprobs": 0}
+    options = LinkOptions(fallback=Fallback.LOCAL, timers=_TIMERS)
+    async with endpoint_of(target, drafter=own_model, options=options) as here:
+        plain = (await posted(here, **asks))["choices"][0]["logprobs"]["token_logprobs"]
+        body = {"model": here.model, "temperature": 0, "stream": True, "reconcile": reconcile, **asks}
+        body["stream_options"] = {"include_usage": True}
+        asking = asyncio.create_task(here.http.post("/v1/completions", json=body))
+        await until(lambda: here.hub.verifier.num_sessions)
+        await here.link.apply(Fault.BLACK_HOLE)
+        await until(lambda: len(own_model.asked) > 12)
+        await here.link.heal()
+        response = await asking
+    *parts, last = chunks_of(response.text)
+    entries = [part["choices"][0]["logprobs"] for part in parts]
+    found = [value for each in entries if each for value in each["token_logprobs"]]
+    spans = own(last)["provenance"]
+    if reconcile == "rewrite":
+        assert found == plain
+        assert [span["provenance"] for span in spans] == ["verified"]
+    else:
+        start = own_model.asked[0] - len(prompt)
+        nulls = [at for at, value in enumerate(found) if value is None]
+        assert nulls == list(range(start, start + 12))
+        assert {"start": start, "end": start + 12, "provenance": "provisional"} in spans
+        assert len(found) == num_tokens
 
 
 async def test_who_leaves_in_the_last_moment_leaves_nothing_behind() -> None:

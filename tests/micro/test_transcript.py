@@ -66,7 +66,8 @@ def test_log_probabilities_come_with_what_was_confirmed() -> None:
     found, logprobs = transcript(logprobs=0), TokenLogprobs(-1.0)
     found.decoded(65)
     assert found.logprobs == [None]
-    found.decided([65, 66], [Kind.ACCEPTED, Kind.BONUS], [logprobs, TokenLogprobs(-2.0)], _STATS)
+    confirmed, _ = found.decided([65, 66], [Kind.ACCEPTED, Kind.BONUS], [logprobs, TokenLogprobs(-2.0)], _STATS)
+    assert confirmed == Confirmed(0, 1, (logprobs,))
     assert found.logprobs == [logprobs, TokenLogprobs(-2.0)]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import codecs
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any, Protocol
 
 from baru_common.frames import FinishReason, TokenLogprobs
@@ -60,7 +61,7 @@ class Standing:
         elif isinstance(event, Confirmed):
             confirmed = self._held[: event.end - event.start]
             del self._held[: event.end - event.start]
-            return confirmed
+            return [replace(piece, logprobs=found) for piece, found in zip_longest(confirmed, event.logprobs)]
         elif isinstance(event, Retracted):
             self._held.clear()
         elif isinstance(event, Finish):
