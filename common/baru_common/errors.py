@@ -171,10 +171,11 @@ class ConfigError(BaruError):
 
 
 def error_tree(root: type[BaruError] = BaruError) -> Iterator[type[BaruError]]:
-    """Yield `root` and every class below it, parents first."""
+    """Yield `root` and every class below it, parents first: those that are drawn above, and may go over the wire."""
     yield root
     for child in root.__subclasses__():
-        yield from error_tree(child)
+        if child.__module__ == __name__:
+            yield from error_tree(child)
 
 
 def error_class(reason: str) -> type[BaruError]:

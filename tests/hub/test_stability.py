@@ -129,7 +129,7 @@ async def test_a_hub_reports_it(
             scripted_engine(step_s=0.0), scheduler=Lockstep(4), log_sessions=True, follow_changes=follows
         ) as hub:
             await generate(hub.address, "go", params, _Turning(0.5))
-    (of_session,) = [record for record in caplog.records if record.__dict__["scope"] == "session"]
+    (of_session,) = [record for record in caplog.records if record.__dict__.get("scope") == "session"]
     assert of_session.message == "acceptance changed"
     assert of_session.__dict__["drafter"] == "simulated"
     assert of_session.__dict__["size"] < -0.4
