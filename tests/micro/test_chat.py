@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
-import os
-import pty
 import re
 import stat
-import struct
 import sys
-import termios
-import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-import pyte
 import pytest
 
 from baru_common.errors import InvalidRequest
@@ -30,8 +23,7 @@ from support.faults import Fault
 from support.hubs import hub_of
 from support.link import scripted_engine
 from support.lockstep import free_running
-
-_WIDTH, _HEIGHT = 100, 24
+from support.terminal import Terminal, in_terminal
 
 
 def step(text: str, provenance: Provenance = Provenance.VERIFIED, verified: int = 0, accepted: int = 0) -> Step:
@@ -106,75 +98,9 @@ def test_with_keep_all_of_it_stands() -> None:
 # -- a real terminal
 
 
-class _Screen(pyte.HistoryScreen):
-    """Answers when it is asked where the cursor is."""
-
-    answer: Callable[[str], None]
-
-    def write_process_input(self, data: str) -> None:
-        self.answer(data)
-
-
-class Terminal:
-    """A program in a terminal of its own, and what stands on its screen."""
-
-    def __init__(self, process: asyncio.subprocess.Process, master: int) -> None:
-        self.process = process
-        self._master = master
-        self._screen = _Screen(_WIDTH, _HEIGHT, history=1000)
-        self._screen.answer = self.type
-        self._stream = pyte.ByteStream(self._screen)
-        self.was_dim = False
-        """Something was shown as provisional."""
-
-    def read(self) -> None:
-        data = os.read(self._master, 1 << 16)
-        self.was_dim |= bool(re.search(rb"\x1b\[[0-9;]*2;3;33m", data))
-        self._stream.feed(data)
-
-    def type(self, text: str) -> None:
-        os.write(self._master, text.encode())
-
-    @property
-    def text(self) -> str:
-        """What stands on the screen and above it."""
-        above = ["".join(line[x].data for x in range(_WIDTH)) for line in self._screen.history.top]
-        return "\n".join(line.rstrip() for line in (*above, *self._screen.display))
-
-    async def until(self, wanted: str, within_s: float = 40.0) -> str:
-        """Wait until this pattern stands on the screen."""
-        deadline_s = time.monotonic() + within_s
-        while not (found := re.search(wanted, self.text)):
-            assert time.monotonic() < deadline_s, f"no {wanted!r} in:\n{self.text}"
-            await asyncio.sleep(0.05)
-        return found.group()
-
-
-@asynccontextmanager
-async def chat(hub: str, data: Path, *options: str) -> AsyncIterator[Terminal]:
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", _HEIGHT, _WIDTH, 0, 0))
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "baru_micro.cli", "chat", "--hub", hub, *options),
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-        start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # Ctrl-C is a signal to who owns the terminal
-        env={**os.environ, "TERM": "xterm-256color", "BARU_DATA_DIR": str(data)},
-    )
-    os.close(slave)
-    terminal = Terminal(process, master)
-    loop = asyncio.get_running_loop()
-    loop.add_reader(master, terminal.read)
-    try:
-        yield terminal
-    finally:
-        loop.remove_reader(master)
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-        os.close(master)
+def chat(hub: str, data: Path, *options: str) -> AbstractAsyncContextManager[Terminal]:
+    program = (sys.executable, "-m", "baru_micro.cli", "chat", "--hub", hub)
+    return in_terminal(*program, *options, env={"BARU_DATA_DIR": str(data)})
 
 
 async def test_a_conversation(tmp_path: Path) -> None:
@@ -207,7 +133,7 @@ async def test_a_conversation(tmp_path: Path) -> None:
             await asyncio.sleep(0.4)
             await link.heal()
             await here.until(r"last reply: hub \| \d+ tokens, \d+ withdrawn")
-            assert here.was_dim
+            assert re.search(rb"\x1b\[[0-9;]*2;3;33m", here.written)  # shown as provisional
             assert "provisional" not in here.text
             saved = tmp_path / "talk.json"
             here.type(f"/save {saved}\r")
