@@ -26,7 +26,12 @@ class HubRow:
     sessions: Mapping[str, int]
     """By state: attached, unread, orphaned, ending."""
     max_sessions: int
+    prefilling_sessions: int
+    """Those of them whose ids are not all fed yet; a hub has no other queue: what it has no room for it refuses."""
+    refused: int
+    """So far."""
     waiting_frames: int
+    """For their nodes to read them."""
     pages: Mapping[str, int]
     kv_cache_usage: float
     tokens_per_s: float | None
@@ -126,7 +131,8 @@ def view(programs: Iterable[Readings]) -> View:
 def _hub(readings: Readings) -> HubRow:
     now = readings.now
     targets = {labels.get("model", "") for labels, _ in now.series["baru_hub_steps_total"]}
-    depths = {int(depth): number for (depth,), number in readings.grown("baru_hub_depth_steps_total", "depth").items()}
+    grown = readings.grown("baru_hub_depth_steps_total", "depth").items()
+    depths = {int(depth): number for (depth,), number in grown if depth.isdecimal()}
     waits = readings.total("baru_hub_waits_total")
     step_s = readings.mean("baru_hub_step_time_seconds")
     return HubRow(
@@ -135,6 +141,8 @@ def _hub(readings: Readings) -> HubRow:
         draining=bool(now.value("baru_hub_draining")),
         sessions={state: int(number) for (state,), number in now.values("baru_hub_sessions", "state").items()},
         max_sessions=int(now.value("baru_hub_max_sessions")),
+        prefilling_sessions=int(now.value("baru_hub_prefilling_sessions")),
+        refused=int(now.values("baru_hub_errors_total", "at").get(("open",), 0)),
         waiting_frames=int(now.value("baru_hub_outbox_frames")),
         pages={state: int(number) for (state,), number in now.values("baru_hub_pages", "state").items()},
         kv_cache_usage=now.value("baru_hub_kv_cache_usage"),
