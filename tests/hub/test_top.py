@@ -214,7 +214,7 @@ async def test_in_a_real_terminal_it_goes_on_until_ctrl_c() -> None:
         live = in_terminal(*program, hub, "--metrics", node, width=60, env={"NO_COLOR": "1"})
         dumb = in_terminal(*program, hub, env={"TERM": "dumb"})
         async with live as here, dumb as there:
-            await here.until(r"loopback +simulate +\d+\.\d +\d+%")
+            await here.until(r"loopback +simulated? +\d+\.\d +\d+%")
             await there.until(r"loopback +simulated")
             assert await asyncio.wait_for(there.process.wait(), 20) == 0
             assert b"\x1b[?1049" not in there.written

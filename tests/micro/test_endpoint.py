@@ -366,7 +366,11 @@ async def test_fifty_clients_stream_at_once(num_clients: int, seconds: float) ->
     """Without an error, each stream exact, in memory that does not grow."""
     memory = psutil.Process().memory_info
     async with endpoint_of(
-        scripted_engine(0.005), drafter=SimulatedDrafter(0.8), config=EndpointConfig(max_running=50), max_sessions=64
+        scripted_engine(0.005),
+        drafter=SimulatedDrafter(0.8),
+        config=EndpointConfig(max_running=50),
+        max_sessions=64,
+        options=LinkOptions(fallback=Fallback.WAIT),  # on a machine that stalls nobody shall go on alone
     ) as here:
         wanted, endless = scripted_text(here, 120), {"ignore_eos": True}
         deadline = time.monotonic() + seconds
