@@ -158,7 +158,7 @@ class HubConfig(Quotas):
                 f"listen is {self.listen}: {host} is not a loopback address, and without tls anybody could connect",
                 hint="give --tls with a folder made by `baru-hub certs issue NAME --role hub`, or listen on 127.0.0.1",
             )
-        if self.console and not self.tls and not is_loopback(split_address(self.console)[0]):
+        if self.console and not is_loopback(split_address(self.console)[0]) and not self.tls:
             raise ConfigError(
                 f"console is {self.console}, and without tls anybody could look",
                 hint="give --tls, or serve it on 127.0.0.1",

@@ -18,9 +18,11 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 MAX_VIEWERS = 16
 TICK_S = 0.5
+_RETRY_MS = 1000
 _HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -42,6 +44,11 @@ class Broadcast:
         self._made = ""
         self.num_viewers = 0
 
+    @property
+    def is_full(self) -> bool:
+        """Whether nobody else may look now."""
+        return self.num_viewers >= MAX_VIEWERS
+
     def now(self) -> str:
         """Return the view as JSON, as old as a tick at most."""
         if time.monotonic() - self._made_s > TICK_S / 2:
@@ -49,19 +56,32 @@ class Broadcast:
             self._made_s = time.monotonic()
         return self._made
 
-    async def events(self) -> AsyncIterator[str]:
-        """Yield server-sent events for ever."""
-        self.num_viewers += 1
+    async def events(self, allowed: Callable[[], bool]) -> AsyncIterator[str]:
+        """Yield server-sent events for as long as it is allowed."""
+        yield f"retry: {_RETRY_MS}\n"
+        while allowed():
+            yield f"data: {self.now()}\n\n"
+            await asyncio.sleep(TICK_S)
+
+
+class _Viewed(StreamingResponse):
+    """The events; takes a viewer's place in the same turn in which it was found free."""
+
+    def __init__(self, broadcast: Broadcast, allowed: Callable[[], bool]) -> None:
+        super().__init__(broadcast.events(allowed), media_type="text/event-stream", headers=_HEADERS)
+        self._broadcast = broadcast
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._broadcast.num_viewers += 1
         try:
-            while True:
-                yield f"data: {self.now()}\n\n"
-                await asyncio.sleep(TICK_S)
+            await super().__call__(scope, receive, send)
         finally:
-            self.num_viewers -= 1
+            self._broadcast.num_viewers -= 1
 
 
 def make_app(look: Callable[[], dict[str, Any]], hosts: Collection[str], refusal: Refusal) -> Starlette:
-    """Return the application. `hosts`: names by which it may be called, so that no foreign page can."""
+    """Return the application. `hosts`: names by which it may be called besides those of loopback, so that no foreign
+    page can."""
     page = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     headers = {**_HEADERS, "Content-Security-Policy": _policy(page)}
     broadcast = Broadcast(look)
@@ -72,10 +92,10 @@ def make_app(look: Callable[[], dict[str, Any]], hosts: Collection[str], refusal
     async def state(_: Request) -> Response:
         return Response(broadcast.now(), media_type="application/json", headers=_HEADERS)
 
-    async def events(_: Request) -> Response:
-        if broadcast.num_viewers >= MAX_VIEWERS:
+    async def events(request: Request) -> Response:
+        if broadcast.is_full:
             return PlainTextResponse("too many viewers", 503, {**_HEADERS, "Retry-After": "30"})
-        return StreamingResponse(broadcast.events(), media_type="text/event-stream", headers=_HEADERS)
+        return _Viewed(broadcast, lambda: not refusal(request))
 
     def allowed(show: Callable[[Request], Any]) -> Callable[[Request], Any]:
         async def judged(request: Request) -> Response:
@@ -87,8 +107,8 @@ def make_app(look: Callable[[], dict[str, Any]], hosts: Collection[str], refusal
         return judged
 
     routes = [Route(path, allowed(show)) for path, show in (("/", show), ("/state", state), ("/events", events))]
-    hosts = [*hosts, "localhost", "127.0.0.1", "[::1]"]
-    return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)])
+    names = [f"[{host}]" if ":" in host else host for host in (*hosts, "localhost", "127.0.0.1", "::1")]
+    return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=names)])
 
 
 def _policy(page: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -38,13 +40,22 @@ if TYPE_CHECKING:
 MAY_LOOK = (Role.OBSERVER, Role.OPERATOR)
 _MAX_CONNECTIONS = 64
 _GRACE_S = 1
+_UNREAD_BYTES = 32 << 10
+"""What may wait for a viewer in this machine's socket: who is slow shall see the latest, not what was minutes ago."""
+_GIVE_UP_S = 10
+"""A viewer that takes nothing for so long loses its place: tablets go out of reach and say no good-bye."""
 _CERTIFICATE = "certificate"
 
 
 class _Protocol(HttpToolsProtocol):
-    """Lets the application know who connected."""
+    """Lets the application know who connected, and little wait for who does not read."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        transport.set_write_buffer_limits(high=1, low=0)  # TLS takes a high of 0 for always full
+        connection = transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)
+        if sys.platform == "linux":
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1e3 * _GIVE_UP_S))
         if tls := transport.get_extra_info("ssl_object"):
             self.app_state = {**self.app_state, _CERTIFICATE: tls.getpeercert(binary_form=True)}
         super().connection_made(transport)
@@ -60,7 +71,8 @@ async def running_console(
     guarded = not is_loopback(host) and config.tls is not None
     files = TlsFiles.of(config.tls, Role.HUB) if guarded and config.tls else None
     policy = policy_of(files, config.allow, config.allow_file) if files else None
-    app = make_app(lambda: told(hub, state, posture), {host}, _refusal(policy))
+    names = files.load(Role.HUB).own.hosts if files else ()
+    app = make_app(lambda: told(hub, state, posture), {host, *names}, _refusal(policy))
     settings = uvicorn.Config(
         app,
         http=_Protocol,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -17,7 +17,11 @@ MAX_NODES, MAX_SESSIONS, MAX_EVENTS = 32, 32, 24
 MAX_CELLS = 160
 """Ids of a session that are shown, the latest ones."""
 HISTORY_S = 300
-"""Length of the plots; a point a second."""
+"""Length of the plots, a point a second, and of what alerts are judged by."""
+_CUTS_S = 900
+_ENOUGH_S = 240
+"""Acceptance is not judged before a node has drafted for so long."""
+_TARGET_FAILS = ("ENGINE_FAILURE", "PROTOCOL_VIOLATION")
 
 
 @dataclass
@@ -41,6 +45,8 @@ class Node:
     """When it was last heard of."""
     num_lost: int = 0
     """Streams of it that broke."""
+    cuts: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+    """When they did, the latest."""
     seconds: deque[Second] = field(default_factory=lambda: deque(maxlen=HISTORY_S))
 
     def count(self, part: Part, now_s: float) -> None:
@@ -67,11 +73,21 @@ class Node:
             "sessions": len(sessions),
             "idle_s": round(now_s - self.seen_s, 1),
             "lost": self.num_lost,
+            "cuts_15min": sum(now_s - at_s <= _CUTS_S for at_s in self.cuts),
+            "acceptance_5min": self._acceptance(now_s),
             "tokens_per_s": tokens / 5,
             "acceptance": accepted / verified if verified else None,
             "length": tokens / steps if steps else None,
             "plot": [[s.at_s - int(now_s), s.tokens, s.accepted, s.verified] for s in self.seconds],
         }
+
+    def _acceptance(self, now_s: float) -> float | None:
+        """Return what was right of the drafts of the last five minutes; None while that is too little to judge by."""
+        recent = [s for s in self.seconds if s.verified and now_s - s.at_s <= HISTORY_S]
+        verified = sum(s.verified for s in recent)
+        if verified < HISTORY_S or now_s - recent[0].at_s <= _ENOUGH_S:
+            return None
+        return sum(s.accepted for s in recent) / verified
 
 
 def _link(sessions: list[Session]) -> str:
@@ -143,6 +159,7 @@ class ConsoleState(HubObserver):
         self._steps: deque[tuple[float, float, int]] = deque(maxlen=200)
         """When, how long, how many sessions."""
         self._refused: deque[tuple[float, str]] = deque(maxlen=200)
+        self._failed: deque[tuple[float, str]] = deque(maxlen=200)
 
     # -- what the hub says
 
@@ -177,6 +194,7 @@ class ConsoleState(HubObserver):
         """A stream broke."""
         node = self._node(who)
         node.num_lost += 1
+        node.cuts.append(self._clock())
         if session := self._sessions.get(who.session_id):
             session.attached = False
         self._note(f"the link to {node.name} is cut")
@@ -186,6 +204,8 @@ class ConsoleState(HubObserver):
         if session := self._sessions.pop(end.who.session_id, None):
             session.end, session.ended_s = end.reason, self._clock()
             self._ended.append(session)
+        if end.reason in _TARGET_FAILS:
+            self._failed.append((self._clock(), end.reason))
         if end.failed:
             self._note(f"a session of {self._node(end.who).name} failed: {end.reason}")
 
@@ -226,8 +246,20 @@ class ConsoleState(HubObserver):
             "events": [{"ago_s": round(now_s - h.at_s, 1), "what": h.what} for h in reversed(self._happened)],
             "step_ms": 1e3 * sum(step_s for step_s, _ in steps) / len(steps) if steps else None,
             "batch": sum(num for _, num in steps) / len(steps) if steps else None,
-            "refused": sum(now_s - at_s <= 60 for at_s, _ in self._refused),
+            "slow_step_s": _high([step_s for _, step_s, _ in self._steps]),
+            "refused": _recent(self._refused, now_s),
+            "failed": _recent(self._failed, now_s),
         }
+
+
+def _recent(noted: Iterable[tuple[float, str]], now_s: float) -> dict[str, int]:
+    """Return how often each reason was noted in the last five minutes."""
+    return dict(Counter(reason for at_s, reason in noted if now_s - at_s <= HISTORY_S))
+
+
+def _high(times_s: list[float]) -> float:
+    """Return the 95th percentile; 0 of fewer than twenty."""
+    return sorted(times_s)[int(0.95 * len(times_s))] if len(times_s) >= 20 else 0.0
 
 
 def _name(who: Who) -> str:
