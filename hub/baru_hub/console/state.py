@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -16,8 +16,8 @@ MAX_NODES, MAX_SESSIONS, MAX_EVENTS = 32, 32, 24
 """Of more the longest silent, or the oldest, are left out."""
 MAX_CELLS = 160
 """Ids of a session that are shown, the latest ones."""
-HISTORY_S = 300
-"""Length of the plots, a point a second, and of what alerts are judged by."""
+HISTORY_S, SPAN_S = 300, 5
+"""Length of the plots, and of what alerts are judged by; time between two points."""
 _CUTS_S = 900
 _ENOUGH_S = 240
 """Acceptance is not judged before a node has drafted for so long."""
@@ -25,14 +25,42 @@ _TARGET_FAILS = ("ENGINE_FAILURE", "PROTOCOL_VIOLATION")
 
 
 @dataclass
-class Second:
-    """What a node got within one second."""
+class Tally:
+    """What a node got within a second, or a few."""
 
     at_s: int
     tokens: int = 0
     steps: int = 0
     verified: int = 0
     accepted: int = 0
+
+    def add(self, part: Part) -> None:
+        """Count a step's part in."""
+        self.tokens += part.num_emitted
+        self.steps += 1
+        self.verified += part.num_verified
+        self.accepted += part.num_accepted
+
+    @classmethod
+    def total(cls, tallies: Iterable[Tally]) -> Tally:
+        """Return the sum of them."""
+        total = cls(0)
+        for tally in tallies:
+            total.tokens += tally.tokens
+            total.steps += tally.steps
+            total.verified += tally.verified
+            total.accepted += tally.accepted
+        return total
+
+    @property
+    def acceptance(self) -> float | None:
+        """Share of the drafts that was right; None without any."""
+        return self.accepted / self.verified if self.verified else None
+
+    @property
+    def length(self) -> float | None:
+        """Mean accepted length; None without a step."""
+        return self.tokens / self.steps if self.steps else None
 
 
 @dataclass
@@ -47,25 +75,24 @@ class Node:
     """Streams of it that broke."""
     cuts: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     """When they did, the latest."""
-    seconds: deque[Second] = field(default_factory=lambda: deque(maxlen=HISTORY_S))
+    seconds: deque[Tally] = field(default_factory=lambda: deque(maxlen=8))
+    spans: deque[Tally] = field(default_factory=lambda: deque(maxlen=HISTORY_S // SPAN_S))
 
     def count(self, part: Part, now_s: float) -> None:
-        """Add a step's part to the present second."""
-        second = int(now_s)
-        if not self.seconds or self.seconds[-1].at_s != second:
-            self.seconds.append(Second(second))
-        latest = self.seconds[-1]
-        latest.tokens += part.num_emitted
-        latest.steps += 1
-        latest.verified += part.num_verified
-        latest.accepted += part.num_accepted
+        """Add a step's part to the present second and span."""
+        for tallies, length_s in ((self.seconds, 1), (self.spans, SPAN_S)):
+            at_s = int(now_s // length_s) * length_s
+            if not tallies or tallies[-1].at_s != at_s:
+                tallies.append(Tally(at_s))
+            tallies[-1].add(part)
+
+    def recent(self, now_s: float) -> Tally:
+        """Return what came in the last five whole seconds, the present one left out."""
+        return Tally.total(tally for tally in self.seconds if now_s - 6 <= tally.at_s < int(now_s))
 
     def told(self, now_s: float, sessions: list[Session]) -> dict[str, Any]:
-        """Return it for the page; figures are of the last five whole seconds, the present one left out."""
-        recent = [s for s in self.seconds if now_s - 6 <= s.at_s < int(now_s)]
-        tokens, steps, verified, accepted = (
-            sum(getattr(second, name) for second in recent) for name in ("tokens", "steps", "verified", "accepted")
-        )
+        """Return it for the page."""
+        recent = self.recent(now_s)
         return {
             "name": self.name,
             "drafter": self.drafter,
@@ -74,20 +101,32 @@ class Node:
             "idle_s": round(now_s - self.seen_s, 1),
             "lost": self.num_lost,
             "cuts_15min": sum(now_s - at_s <= _CUTS_S for at_s in self.cuts),
+            "tokens_per_s": recent.tokens / 5,
+            "acceptance": recent.acceptance,
             "acceptance_5min": self._acceptance(now_s),
-            "tokens_per_s": tokens / 5,
-            "acceptance": accepted / verified if verified else None,
-            "length": tokens / steps if steps else None,
-            "plot": [[s.at_s - int(now_s), s.tokens, s.accepted, s.verified] for s in self.seconds],
+            "length": recent.length,
+            "plot": list(self._plot(now_s)),
         }
+
+    def _plot(self, now_s: float) -> Iterator[tuple[float, float, float | None]]:
+        """Yield points: when, tokens/s, acceptance. The present span is told as soon as it says something."""
+        for span in self.spans:
+            past_s = now_s - span.at_s
+            if 1 <= past_s <= HISTORY_S:
+                right = span.acceptance
+                yield (
+                    -round(max(0.0, past_s - SPAN_S), 1),
+                    round(span.tokens / min(past_s, SPAN_S), 1),
+                    None if right is None else round(right, 3),
+                )
 
     def _acceptance(self, now_s: float) -> float | None:
         """Return what was right of the drafts of the last five minutes; None while that is too little to judge by."""
-        recent = [s for s in self.seconds if s.verified and now_s - s.at_s <= HISTORY_S]
-        verified = sum(s.verified for s in recent)
-        if verified < HISTORY_S or now_s - recent[0].at_s <= _ENOUGH_S:
+        drafted = [span for span in self.spans if span.verified and now_s - span.at_s <= HISTORY_S]
+        total = Tally.total(drafted)
+        if total.verified < HISTORY_S or now_s - drafted[0].at_s <= _ENOUGH_S:
             return None
-        return sum(s.accepted for s in recent) / verified
+        return total.acceptance
 
 
 def _link(sessions: list[Session]) -> str:
@@ -244,6 +283,7 @@ class ConsoleState(HubObserver):
             "num_sessions": len(self._sessions),
             "ended": [session.told(now_s) for session in reversed(self._ended)],
             "events": [{"ago_s": round(now_s - h.at_s, 1), "what": h.what} for h in reversed(self._happened)],
+            "acceptance": Tally.total(node.recent(now_s) for node in self._nodes.values()).acceptance,
             "step_ms": 1e3 * sum(step_s for step_s, _ in steps) / len(steps) if steps else None,
             "batch": sum(num for _, num in steps) / len(steps) if steps else None,
             "slow_step_s": _high([step_s for _, step_s, _ in self._steps]),
