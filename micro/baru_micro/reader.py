@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from enum import Enum
 from typing import Any
@@ -11,8 +12,9 @@ from rich.text import Text
 
 from baru_common.cli_support import harmless
 
-from .events import Confirmed, Event, Finish, Kind, LinkChanged, Piece, PostureChanged, Provenance, Retracted, Step
+from .events import Event, Finish, Kind, LinkChanged, Piece, PostureChanged, Provenance, Retracted
 from .link import LinkState
+from .standing import Standing
 
 _STYLES = {
     Kind.ACCEPTED: "green",
@@ -37,19 +39,13 @@ class Reader:
         """`keeps`: provisional ids stand whatever comes."""
         self._out = out or Console(highlight=False, soft_wrap=True)
         self._err = err or Console(stderr=True, highlight=False, soft_wrap=True)
-        self._keeps = keeps
-        self._held: list[Piece] = []
-        """Provisional and not yet written."""
+        self._standing = Standing(keeps or self._out.is_terminal)  # a terminal is told later what is withdrawn
 
     def take(self, event: Event) -> None:
         """Show one event."""
-        if isinstance(event, Step):
-            self._step(event)
-        elif isinstance(event, Confirmed):
-            self._write(self._held[: event.end - event.start])
-            del self._held[: event.end - event.start]
-        elif isinstance(event, Retracted):
-            self._held.clear()
+        if pieces := self._standing.take(event):
+            self._write(pieces)
+        if isinstance(event, Retracted):
             if self._out.is_terminal:
                 self._out.print(Text(f" [withdrawn: {harmless(event.text)}] ", "strike dim"), end="")
         elif isinstance(event, LinkChanged):
@@ -58,26 +54,15 @@ class Reader:
             said = "drafting is on" if event.posture.drafting else "the hub wants no drafts"
             self._err.print(Text(f"[{said}: {harmless(event.posture.reason)}]", "dim"))
         elif isinstance(event, Finish):
-            self._finish(event)
+            self._out.print(Text(harmless(event.tail)))
+            self._err.print(_summary_line(event), style="dim")
 
-    def _step(self, step: Step) -> None:
-        stands = step.provenance is Provenance.VERIFIED or self._keeps or self._out.is_terminal
-        if stands:
-            self._write(step.pieces)
-        else:
-            self._held += step.pieces
-
-    def _write(self, pieces: tuple[Piece, ...] | list[Piece]) -> None:
+    def _write(self, pieces: Sequence[Piece]) -> None:
         if self._out.is_terminal:
             self._out.print(Text.assemble(*((harmless(p.text), _STYLES[p.kind]) for p in pieces)), end="")
         else:
             self._out.file.write("".join(piece.text for piece in pieces))
             self._out.file.flush()
-
-    def _finish(self, finish: Finish) -> None:
-        self._write(self._held)
-        self._out.print(Text(harmless(finish.tail)))
-        self._err.print(_summary_line(finish), style="dim")
 
 
 def summary(finish: Finish) -> dict[str, Any]:

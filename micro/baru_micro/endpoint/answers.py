@@ -5,14 +5,13 @@ from __future__ import annotations
 import codecs
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from baru_common.frames import FinishReason, TokenLogprobs
 from baru_common.tokens import Vocabulary
 from baru_micro import receipt_file
-from baru_micro.events import Confirmed, Event, Finish, Piece, Provenance, Retracted, Step
+from baru_micro.events import Finish, Piece
 from baru_micro.proof import Proof
 
 from .tools import MARK, Call, calls_in
@@ -42,32 +41,6 @@ class Answer:
             "choices": choices,
             **more,
         }
-
-
-@dataclass
-class Standing:
-    """The pieces of one choice that can be shown for good, as events come."""
-
-    keeps: bool
-    """Provisional ids stand."""
-    _held: list[Piece] = field(default_factory=list)
-
-    def take(self, event: Event) -> list[Piece]:
-        """Return what stands since this event."""
-        if isinstance(event, Step):
-            if event.provenance is Provenance.VERIFIED or self.keeps:
-                return list(event.pieces)
-            self._held += event.pieces
-        elif isinstance(event, Confirmed):
-            confirmed = self._held[: event.end - event.start]
-            del self._held[: event.end - event.start]
-            return [replace(piece, logprobs=found) for piece, found in zip_longest(confirmed, event.logprobs)]
-        elif isinstance(event, Retracted):
-            self._held.clear()
-        elif isinstance(event, Finish):
-            held, self._held = self._held, []
-            return held
-        return []
 
 
 class Writer(Protocol):

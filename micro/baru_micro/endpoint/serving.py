@@ -13,8 +13,9 @@ from baru_common.sampling import SamplingParams
 from baru_micro.client import MicroNode
 from baru_micro.decoding import Reconcile
 from baru_micro.events import Event, Finish
+from baru_micro.standing import Standing
 
-from .answers import Answer, Standing, Writer, usage
+from .answers import Answer, Writer, usage
 from .requests import Ask
 
 _MAX_QUEUED = 64
