@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import signal
 import sys
+from contextlib import AbstractContextManager
 from typing import Annotated, Any
 
 import typer
@@ -79,3 +82,33 @@ def print_json(value: Any) -> None:
     """Print one JSON object on one line of stdout."""
     sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
     sys.stdout.flush()
+
+
+class Say:
+    """Tells a person, or a script, what a service is doing."""
+
+    def __init__(self, *, json_output: bool) -> None:
+        self._json = json_output
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def loading(self, target: str) -> AbstractContextManager[object]:
+        """Show that the target loads, while it does."""
+        self.event("loading", target=target)
+        return self._console.status(Text(harmless(f"loading {target} ...")))
+
+    def event(self, event: str, **facts: str) -> None:
+        """Report one event: a JSON line, or a line of text."""
+        if self._json:
+            print_json({"event": event, **facts})
+        elif event != "loading":
+            self._console.print(
+                Text.assemble((event, "bold"), "  ", harmless("  ".join(f"{k} {v}" for k, v in facts.items())))
+            )
+
+
+def stop_signal() -> asyncio.Event:
+    """Return what SIGTERM and Ctrl-C set from now on, in the running loop."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
-from contextlib import AbstractContextManager, AsyncExitStack
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 import uvloop
-from rich.console import Console
-from rich.text import Text
 
 from baru_common import __version__
 from baru_common.cli_support import (
@@ -19,11 +15,11 @@ from baru_common.cli_support import (
     MetricsOption,
     MetricsTlsOption,
     OtlpOption,
+    Say,
     configure_logs,
     given,
-    harmless,
-    print_json,
     run,
+    stop_signal,
 )
 from baru_common.config_file import ConfigFile
 from baru_common.discovery import announced
@@ -204,28 +200,6 @@ def distill(
     typer.echo(f"the head is in {out}")
 
 
-class Say:
-    """Tells a person, or a script, what the hub is doing."""
-
-    def __init__(self, *, json_output: bool) -> None:
-        self._json = json_output
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
-
-    def loading(self, target: str) -> AbstractContextManager[object]:
-        """Show that the target loads, while it does."""
-        self.event("loading", target=target)
-        return self._console.status(Text(harmless(f"loading {target} ...")))
-
-    def event(self, event: str, **facts: str) -> None:
-        """Report one event: a JSON line, or a line of text."""
-        if self._json:
-            print_json({"event": event, **facts})
-        elif event != "loading":
-            self._console.print(
-                Text.assemble((event, "bold"), "  ", harmless("  ".join(f"{k} {v}" for k, v in facts.items())))
-            )
-
-
 def _simulated_engine(profile: str) -> Engine:
     from .engines.simulated import DeviceProfile, SimulatedEngine
 
@@ -256,9 +230,7 @@ async def _serve(engine: Engine, config: HubConfig, say: Say, follow: Follow) ->
             from .console.state import ConsoleState
         except ImportError as error:
             raise ConfigError(f"{error.name} is not installed", hint="pip install 'baru-drafting[serve]'") from error
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = stop_signal()
     keeper = await follow.keeper(engine, say.event)
     facts: dict[str, str] = {}
     async with AsyncExitStack() as stack:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
 from pathlib import Path
 from typing import Annotated
 
 import typer
 import uvloop
 
-from baru_common.cli_support import LogFormatOption, OtlpOption, configure_logs, print_json
+from baru_common.addresses import split_address
+from baru_common.cli_support import LogFormatOption, OtlpOption, Say, configure_logs, stop_signal
 from baru_common.errors import ConfigError
 from baru_common.logs import LogFormat
 from baru_common.telemetry import TelemetryConfig
@@ -62,33 +61,24 @@ def serve(
         raise ConfigError(f"{error.name} is not installed", hint="pip install 'baru-drafting[serve]'") from error
     options = LinkOptions(fallback=fallback, shaping=traffic_shape, tier=tier, workload=workload)
     config = EndpointConfig(_keys(api_key_file), max_running, max_waiting)
-    host, port = _address(listen)
+    host, port = split_address(listen)
     where = Listen(host, port, certificate, key)
     where.check(config)
 
     async def work() -> None:
         from .server import running_endpoint
 
-        stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        stop, say = stop_signal(), Say(json_output=json_output)
         with observing(TelemetryConfig(otlp=otlp, page=True), log=verbose or log_format is LogFormat.JSON) as observed:
             async with (
                 MicroNode.connect(hub, drafter=drafter, options=options, tls=tls, observers=observed.observers) as node,
                 running_endpoint(node, config, where, observed.page) as url,
             ):
-                _say("ready", json_output=json_output, url=f"{url}/v1", model=node.hub.target_name)
+                say.event("ready", url=f"{url}/v1", model=node.hub.target_name)
                 await stop.wait()
-        _say("stopped", json_output=json_output)
+        say.event("stopped")
 
     uvloop.run(work())
-
-
-def _say(event: str, *, json_output: bool, **facts: str) -> None:
-    if json_output:
-        print_json({"event": event, **facts})
-    else:
-        typer.echo("  ".join((event, *(f"{name} {value}" for name, value in facts.items()))), err=True)
 
 
 def _keys(path: Path | None) -> tuple[str, ...]:
@@ -101,10 +91,3 @@ def _keys(path: Path | None) -> tuple[str, ...]:
     if not keys:
         raise ConfigError(f"{path} holds no key", hint="write one key a line")
     return keys
-
-
-def _address(listen: str) -> tuple[str, int]:
-    host, colon, port = listen.rpartition(":")
-    if not (colon and host and port.isdecimal() and int(port) < 1 << 16):
-        raise ConfigError(f"{listen!r} is not an address", hint="use HOST:PORT, e.g. 127.0.0.1:8000")
-    return host.strip("[]"), int(port)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import uvicorn
 
+from baru_common.addresses import is_loopback
 from baru_common.errors import ConfigError
 from baru_common.web import served
 from baru_micro.client import MicroNode
@@ -33,7 +33,7 @@ class Listen:
         """ConfigError when strangers could get at it."""
         if (self.certificate is None) != (self.key is None):
             raise ConfigError("--certificate and --key go together")
-        if not _is_loopback(self.host) and not config.api_keys:
+        if not is_loopback(self.host) and not config.api_keys:
             raise ConfigError(
                 f"{self.host} is not a loopback address, and no API key is set",
                 hint="set --api-key-file, or listen on 127.0.0.1",
@@ -60,10 +60,3 @@ async def running_endpoint(
     )
     async with served(settings, listen.host, listen.port) as url:
         yield url
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
