@@ -13,38 +13,19 @@ import asyncio
 import json
 import os
 import statistics
-import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import uvloop
 
 from baru_common.sampling import SamplingParams
 from baru_micro import MicroNode, Step
 
+from .programs import program
 from .store import OUT, Store, machine
 
 STORE = Store(OUT / "http.jsonl")
 PROFILE, DRAFTER, PROMPT = "thor-qwen3-8b-int4", "simulated:0.8", "Report what there is."
 _WARM_UP = 3
-
-
-@asynccontextmanager
-async def program(*words: str) -> AsyncIterator[dict[str, str]]:
-    """Run one of ours while the block runs; yield what it says when it is ready."""
-    running = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", *words, "--json", stdout=asyncio.subprocess.PIPE
-    )
-    try:
-        assert running.stdout  # noqa: S101
-        told: dict[str, str] = {}
-        while told.get("event") != "ready":
-            told = json.loads(await asyncio.wait_for(running.stdout.readline(), 60))
-        yield told
-    finally:
-        running.terminate()
-        await running.wait()
 
 
 class Timed:

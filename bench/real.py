@@ -30,6 +30,7 @@ from baru_common.model_files import DEFAULT_TARGET
 from baru_common.sampling import SamplingParams
 from baru_micro import Finish, MicroNode
 
+from .programs import program
 from .store import OUT, Store, machine
 
 PROMPTS = Path(__file__).parent.parent / "tests" / "data" / "prompts.jsonl"
@@ -56,22 +57,9 @@ def prompts() -> list[Prompt]:
 @asynccontextmanager
 async def hub_process(*options: str) -> AsyncIterator[str]:
     """Run a hub on its own core; yield its address."""
-    command = [sys.executable, "-m", "baru_hub.cli", "serve", "--listen", "127.0.0.1:0", "--json", "--threads", "1"]
-    hub = await asyncio.create_subprocess_exec(
-        "taskset", "-c", str(HUB_CORE), *command, *options, stdout=subprocess.PIPE
-    )
-    try:
-        if hub.stdout is None:
-            raise RuntimeError("the hub has no output")
-        while line := await hub.stdout.readline():
-            event = json.loads(line)
-            if event["event"] == "ready":
-                yield event["address"]
-                return
-        raise RuntimeError("the hub did not start")
-    finally:
-        hub.terminate()
-        await hub.wait()
+    words = ("serve", "--listen", "127.0.0.1:0", "--threads", "1")
+    async with program("baru_hub.cli", *words, *options, core=HUB_CORE) as told:
+        yield told["address"]
 
 
 @dataclass(frozen=True)
