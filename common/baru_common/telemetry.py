@@ -165,8 +165,7 @@ def exporting(
         if config.metrics or config.page:
             registry, reader = _registry(instruments)
             readers.append(reader)
-        if config.metrics and registry:
-            address = stack.enter_context(_scraped(config, registry))
+            address = stack.enter_context(_scraped(config, registry)) if config.metrics else ""
         if config.pushes:
             readers.append(_metric_pusher(config))
         provider = MeterProvider(readers, resource, exemplar_filter=AlwaysOffExemplarFilter(), shutdown_on_exit=False)

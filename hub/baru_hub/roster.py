@@ -52,15 +52,15 @@ class Roster:
         back. Else as `Verifier`."""
         self._engine = engine
         self._limits = limits
-        self.quotas = quotas
+        self._quotas = quotas
         self._max_depth = max_depth
         self.link = link
-        self.checkpoint = checkpoint
+        self._checkpoint = checkpoint
         self._posture = posture
         self._tell = tell
         self._clock = clock
         self._awaken = awaken
-        self.before_release = before_release
+        self._before_release = before_release
         self.residents: dict[str, Resident] = {}
         """By session id, the longest there first."""
         self.opening: dict[str, Load] = {}
@@ -108,9 +108,9 @@ class Roster:
         held = [r for name, r in self.residents.items() if not r.closed and name not in without]
         loads = [(r.identity, Load(1, r.state.max_length)) for r in held] + list(self.opening.items())
         own = sum((load for name, load in loads if name == identity), Load())
-        if error := over_own(own, identity, self.quotas):
+        if error := over_own(own, identity, self._quotas):
             return error, True
-        if error := over_total(sum((load for _, load in loads), Load()), self.quotas):
+        if error := over_total(sum((load for _, load in loads), Load()), self._quotas):
             return error, False
         return None
 
@@ -120,7 +120,7 @@ class Roster:
         if params.grammar:  # a stranger's; what it takes is tried apart first. In a thread: nobody else shall wait
             start_s = self._clock()
             await self._trials.require_good(params.grammar, identity)
-            step_s = self.quotas.grammar_step_ms / 1e3
+            step_s = self._quotas.grammar_step_ms / 1e3
             guide = await asyncio.to_thread(Guide.compile, params.grammar, spec.bundle, spec.eos_ids, step_s)
             elapsed_s = self._clock() - start_s
             self._tell(lambda observer: observer.compiled(elapsed_s))
@@ -129,7 +129,7 @@ class Roster:
     def require_open(self) -> None:
         if self.draining:
             raise HubUnavailable("the hub is draining", hint="use another hub, or try again when it is back")
-        self.checkpoint.require_open()
+        self._checkpoint.require_open()
 
     def admit(self, request: Open, sampling: SamplingContext, identity: str, trace: TraceContext) -> LiveSession:
         """Begin with all that stands at the node: the prompt, and the output so far."""
@@ -139,7 +139,7 @@ class Roster:
             session_id=secrets.token_urlsafe(16),
             epoch=1,
             sampling=sampling,
-            max_length=max_length(request, spec, self.quotas),
+            max_length=max_length(request, spec, self._quotas),
             mailbox=Mailbox(spec.vocabulary.size, self._limits.max_draft_ahead),
             pace=Pace(self._max_depth),
             has_drafter=request.drafter is not None,
@@ -151,10 +151,10 @@ class Roster:
         state.num_cached = allocation.num_cached
         if request.resume:
             state.mailbox.restart(len(state.committed), request.resume.provisional_ids)
-        visit = self.checkpoint.enter(state, identity, spec.fingerprint, self._clock)
+        visit = self._checkpoint.enter(state, identity, spec.fingerprint, self._clock)
         who = Who(state.session_id, identity, request.drafter.family if request.drafter else "", trace)
         resident = Resident(
-            visit, allocation, who, self.link, self._clock, self._awaken, self._tell, self.quotas.max_idle_s
+            visit, allocation, who, self.link, self._clock, self._awaken, self._tell, self._quotas.max_idle_s
         )
         self.residents[state.session_id] = resident
         begin = Begin.REBUILT if request.resume else Begin.NEW
@@ -162,7 +162,7 @@ class Roster:
 
     def _find_room(self, request: Open, sampling: SamplingContext, identity: str) -> Allocation:
         """Reserve a place and memory; orphans give theirs, the oldest first. CapacityExhausted if it is not enough."""
-        length = max_length(request, self._engine.spec, self.quotas)
+        length = max_length(request, self._engine.spec, self._quotas)
         while True:
             over = self._over(identity)
             try:
@@ -209,7 +209,7 @@ class Roster:
                 state.pace.asked,
                 resident.key,
                 continued=begin is Begin.RESUMED,
-                receipt_key=self.checkpoint.receipt_key,
+                receipt_key=self._checkpoint.receipt_key,
                 posture=resident.posture,
             )
         )
@@ -234,8 +234,8 @@ class Roster:
         for resident in self.residents.values():
             if resident.stream and not resident.closed and resident.stream.deadline_s <= now_s:
                 resident.stream.give_up()
-            if resident.born_s + self.quotas.max_session_age_s <= now_s:
-                resident.fail(too_old(self.quotas))
+            if resident.born_s + self._quotas.max_session_age_s <= now_s:
+                resident.fail(too_old(self._quotas))
         orphans = self.orphans()
         self._drop(orphans if self.draining else to_drop(orphans, self.link, now_s))
 
@@ -250,6 +250,6 @@ class Roster:
 
     def _release(self, resident: Resident) -> None:
         self._engine.free(resident.sequence)
-        self.before_release()
+        self._before_release()
         end = resident.ended()
         self._tell(lambda observer: observer.ended(end))

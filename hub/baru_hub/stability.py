@@ -56,12 +56,17 @@ class ChangeDetector:
     """Takes one step after the other; begins anew after each change."""
 
     __slots__ = (
-        *("num_steps", "_rarity", "_learned", "_newest", "_charts", "_likelihoods", "_rates", "_before"),
+        "_before",
+        "_charts",
+        "_learned",
+        "_likelihoods",
+        "_newest",
+        "_rates",
         "_until_refresh",
+        "num_steps",
     )
 
-    def __init__(self, rarity: float = RARITY) -> None:
-        self._rarity = rarity
+    def __init__(self) -> None:
         self.num_steps = 0
         self._restart()
 
@@ -87,7 +92,7 @@ class ChangeDetector:
         if not self._rates:
             return None
         evidence = self._charts.add(self._likelihoods_of(step), self.num_steps)
-        return self._change(evidence) if evidence >= self._rarity else None
+        return self._change(evidence) if evidence >= RARITY else None
 
     def _refresh(self) -> None:
         """Take what was learned to be what is expected."""

@@ -141,7 +141,6 @@ class Session:
 
     session_id: str
     node: str
-    drafter: str
     began_s: float
     attached: bool = True
     end: str = ""
@@ -214,7 +213,7 @@ class ConsoleState(HubObserver):
         if begin is Begin.REBUILT:
             self._note(f"{node.name} is back; its session was made again")
         if len(self._sessions) < 4 * MAX_SESSIONS:
-            self._sessions[who.session_id] = Session(who.session_id, node.name, who.drafter, now_s)
+            self._sessions[who.session_id] = Session(who.session_id, node.name, now_s)
 
     def refused(self, reason: str) -> None:
         """A session was not admitted."""
