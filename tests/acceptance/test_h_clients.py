@@ -29,11 +29,8 @@ _WAIT_S = 120.0
 
 
 async def answer(here: Endpoint, prompt: Prompt = _MESSAGES, **params: Any) -> Finish:
-    """What the library gives."""
-    params = {"max_tokens": _NUM_TOKENS, **params}
-    events = [event async for event in here.node.generate(prompt, SamplingParams(**params))]
-    assert isinstance(events[-1], Finish)
-    return events[-1]
+    """What the library gives, of this length."""
+    return await here.by_library(prompt, SamplingParams(**{"max_tokens": _NUM_TOKENS, **params}))
 
 
 async def output(*command: str, stdin: str = "", **environment: str) -> str:

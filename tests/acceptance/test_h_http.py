@@ -12,20 +12,12 @@ import openai
 import pytest
 
 from baru_common.sampling import SamplingParams
-from baru_micro import Finish
 from baru_micro.endpoint.app import EndpointConfig
 from support.endpoint import Endpoint, endpoint_of
 from support.tiny import tiny_target, with_eos
 
 MESSAGES: Any = [{"role": "user", "content": "Report."}]
 OPTIONS: dict[str, Any] = {"messages": MESSAGES, "temperature": 0.8, "seed": 3, "max_tokens": 40}
-
-
-async def finished(here: Endpoint, params: SamplingParams) -> Finish:
-    async for event in here.node.generate(MESSAGES, params):
-        if isinstance(event, Finish):
-            return event
-    raise AssertionError
 
 
 def rare_eos() -> Any:
@@ -89,7 +81,7 @@ async def test_h01_the_official_client_reads_it() -> None:
             model=here.model, stream=True, stream_options={"include_usage": True}, **OPTIONS
         )
         chunks = [chunk async for chunk in stream]
-        finish = await finished(here, SamplingParams(temperature=0.8, seed=3, max_tokens=40, logprobs=0))
+        finish = await here.by_library(MESSAGES, SamplingParams(temperature=0.8, seed=3, max_tokens=40, logprobs=0))
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole.choices[0].message.content
     assert whole.choices[0].message.content == finish.text
     assert whole.usage

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import re
-import shutil
 import socket
 import ssl
-import subprocess
 import sys
 import threading
 import urllib.error
@@ -26,6 +24,7 @@ from baru_common.logs import JsonFormatter
 from baru_common.observers import Told
 from baru_common.telemetry import TelemetryConfig, exporting
 from baru_common.trace_context import TraceContext
+from support.signers import self_signed
 
 HEADER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 NUM = Instrument("baru_num", Kind.COUNTER, "Some.", ("who",))
@@ -70,12 +69,8 @@ def test_a_port_that_is_taken_and_files_that_are_missing_are_config_errors(tmp_p
     running.close()
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
 def test_past_loopback_only_those_with_a_certificate_scrape(tmp_path: Path) -> None:
-    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
-    making = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=kit -days 1"
-    names = ("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert)
-    subprocess.run([*making.split(), *names], check=True, capture_output=True)
+    cert, key, _ = self_signed(tmp_path)
     running = exported(Ledger([NUM]), TelemetryConfig("0.0.0.0:0", tls=(cert, key, cert)))
     url = f"https://127.0.0.1:{next(running).rpartition(':')[2]}/metrics"
     anybody = ssl.create_default_context(cafile=cert)

@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import re
-import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -33,6 +31,7 @@ from baru_micro.telemetry import observing
 from support.hubs import hub_of
 from support.link import asked, scripted_engine
 from support.lockstep import free_running
+from support.signers import self_signed
 from support.terminal import in_terminal
 
 HUB = """
@@ -272,19 +271,8 @@ def test_an_interval_is_finite() -> None:
         assert CliRunner().invoke(app, ["top", "--interval", interval]).exit_code == 2
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> tuple[str, str, str]:
-    """Certificate, key, and who signed it."""
-    if shutil.which("openssl") is None:
-        pytest.skip("makes a certificate with openssl")
-    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
-    making = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=kit -days 1"
-    names = ("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert)
-    subprocess.run([*making.split(), *names], check=True, capture_output=True)
-    return cert, key, cert
-
-
-async def test_with_certificates(certificate: tuple[str, str, str]) -> None:
+async def test_with_certificates(tmp_path: Path) -> None:
+    certificate = self_signed(tmp_path)
     async with hub_of(scripted_engine(0.004), metrics="127.0.0.1:0", metrics_tls=certificate) as hub:
         watcher = Watcher([hub.metrics], _tls(certificate))
         await asyncio.to_thread(watcher.read, need_one=True)

@@ -112,8 +112,7 @@ async def test_parameters_mean_what_they_mean_in_the_library(params: dict[str, A
         given["seed"] = params.get("seed", 0) % 2**64
         bias = {int(key): value for key, value in params.get("logit_bias", {}).items()}
         wanted = SamplingParams(**(given | {"logit_bias": bias, "max_tokens": 40, "logprobs": 3}))
-        events = [event async for event in here.node.generate([5, 6, 7], wanted)]
-    (finish,) = (event for event in events if isinstance(event, Finish))
+        finish = await here.by_library([5, 6, 7], wanted)
     choice = found["choices"][0]
     assert choice["text"] == finish.text
     assert choice["logprobs"]["token_logprobs"] == [entry and entry.logprob for entry in finish.logprobs]

@@ -12,10 +12,12 @@ import openai
 
 from baru_common.drafters import Drafter
 from baru_common.model_files import LoadedModel
+from baru_common.sampling import SamplingParams
 from baru_common.telemetry import TelemetryConfig
 from baru_hub.engines import Engine
 from baru_hub.server import Hub
-from baru_micro import LinkOptions, MicroNode
+from baru_micro import Finish, LinkOptions, MicroNode
+from baru_micro.client import Prompt
 from baru_micro.endpoint.app import EndpointConfig
 from baru_micro.endpoint.server import Listen, running_endpoint
 from baru_micro.telemetry import observing
@@ -40,6 +42,12 @@ class Endpoint:
     @property
     def model(self) -> str:
         return self.node.hub.target_name
+
+    async def by_library(self, prompt: Prompt, params: SamplingParams) -> Finish:
+        """What the library gives at the same node."""
+        events = [event async for event in self.node.generate(prompt, params)]
+        assert isinstance(events[-1], Finish)
+        return events[-1]
 
 
 @asynccontextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from functools import cache
+from ipaddress import IPv4Address
+from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -49,6 +51,20 @@ class Kit:
         builder = _builder(self.certificate.subject, _named("hub"), key.public_key(), ends)
         names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)])
         return builder.add_extension(names, critical=False).sign(self.key, hashes.SHA256())
+
+
+def self_signed(folder: Path) -> tuple[str, str, str]:
+    """Files of a certificate for 127.0.0.1, its key, and who signed it: itself."""
+    key, subject = ec.generate_private_key(ec.SECP256R1()), _named("kit")
+    now = datetime.now(timezone.utc)
+    builder = _builder(subject, subject, key.public_key(), now + timedelta(days=1), now)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    here = x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))])
+    certificate = builder.add_extension(here, critical=False).sign(key, hashes.SHA256())
+    plain = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "cert.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (folder / "key.pem").write_bytes(key.private_bytes(*plain))
+    return str(folder / "cert.pem"), str(folder / "key.pem"), str(folder / "cert.pem")
 
 
 def der(certificate: x509.Certificate) -> bytes:
@@ -99,6 +115,8 @@ def _named(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def _builder(issuer: x509.Name, subject: x509.Name, key: object, ends: datetime) -> x509.CertificateBuilder:
-    start = NOW - timedelta(days=1)
+def _builder(
+    issuer: x509.Name, subject: x509.Name, key: object, ends: datetime, made: datetime = NOW
+) -> x509.CertificateBuilder:
+    start = made - timedelta(days=1)
     return x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number(), start, ends)  # type: ignore[arg-type]
