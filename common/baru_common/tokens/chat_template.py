@@ -77,7 +77,6 @@ def _answer(template: str, variables: dict[str, Any]) -> dict[str, str]:
 
 def main() -> None:
     """Answer until nobody asks any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is meant for whoever asks
     with contextlib.suppress(ValueError, OSError):  # a stricter limit stands
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     print("{}", flush=True)  # noqa: T201

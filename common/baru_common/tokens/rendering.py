@@ -6,6 +6,7 @@ import atexit
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -61,7 +62,14 @@ class Renderer:
 
     def _started(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-I", str(_PROGRAM)]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)  # noqa: S603
+        # Ctrl-C in a terminal is meant for whoever asks: it is blocked in the process from the first moment on.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process = subprocess.Popen(  # noqa: S603
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self._process = process
         self._answer(process, _START_S)
         return process
