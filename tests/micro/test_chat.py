@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from baru_common.errors import InvalidRequest
+from baru_common.errors import ConfigError, InvalidRequest
+from baru_common.frames import FinishReason, Usage
 from baru_micro.chat.conversation import STOPPED, Conversation, command
 from baru_micro.chat.reply import Reply
-from baru_micro.events import Confirmed, Kind, LinkChanged, Piece, Provenance, Retracted, Step, StepStats
+from baru_micro.chat.terminal import kept_history
+from baru_micro.events import Confirmed, Finish, Kind, LinkChanged, Piece, Provenance, Retracted, Step, StepStats
 from baru_micro.link import LinkState
 from support.fault_proxy import FaultProxy
 from support.faults import Fault
@@ -30,6 +32,10 @@ def step(text: str, provenance: Provenance = Provenance.VERIFIED, verified: int 
     kind = Kind.PLAIN if provenance is Provenance.VERIFIED else Kind.LOCAL
     pieces = tuple(Piece(number, letter, kind) for number, letter in enumerate(text))
     return Step(0, pieces, provenance, StepStats(verified, accepted, None))
+
+
+def finish(tail: str) -> Finish:
+    return Finish(FinishReason.LENGTH, "", (), (), Usage(*[0] * 9), 1.0, 0.0, None, tail=tail)
 
 
 # -- what is remembered
@@ -54,12 +60,13 @@ def test_the_oldest_turns_go_first_and_the_system_message_stays() -> None:
     assert talk.fit(words, 7) == 4
 
 
-def test_a_question_that_does_not_fit_alone_is_refused_and_forgotten() -> None:
+def test_a_question_that_does_not_fit_alone_is_refused_and_costs_nothing_else() -> None:
     talk = Conversation("sys", [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    before = talk.messages
     talk.ask("x" * 100)
     with pytest.raises(InvalidRequest, match="at most 50 tokens fit"):
         talk.fit(words, 50)
-    assert talk.messages == [{"role": "system", "content": "sys"}]
+    assert talk.messages == before
 
 
 def test_commands_and_lines_that_look_like_them() -> None:
@@ -93,6 +100,22 @@ def test_with_keep_all_of_it_stands() -> None:
     reply = Reply(keeps=True)
     reply.take(step("abc", Provenance.PROVISIONAL))
     assert (reply.whole, reply.provisional) == ("abc", "")
+
+
+def test_what_no_hub_has_confirmed_to_the_end_stays_provisional() -> None:
+    reply = Reply()
+    reply.take(step("ab"))
+    reply.take(step("cd", Provenance.PROVISIONAL))
+    reply.take(finish("e"))
+    assert (reply.settled, reply.provisional, reply.whole) == ("ab", "cde", "abcde")
+    assert "this node alone, provisional" in reply.status
+
+
+def test_a_history_that_cannot_be_kept_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="what you write cannot be kept") as told:
+        kept_history(tmp_path / "file" / "chat_history")
+    assert "--no-history" in str(told.value.hint)
 
 
 # -- a real terminal
@@ -150,6 +173,40 @@ async def test_a_conversation(tmp_path: Path) -> None:
     assert "second" in history.read_text()
     assert stat.S_IMODE(history.stat().st_mode) == 0o600
     assert not hub.verifier.num_sessions
+
+
+async def test_what_goes_wrong_costs_no_more_than_it_must(tmp_path: Path) -> None:
+    """Ctrl-C while a question is still being made ready; a hub that takes short prompts only; one that is lost."""
+    options = ("--drafter", "simulated:0.6", "--fallback", "fail", "--max-tokens", "40", "--set", "ignore_eos=true")
+    engine = scripted_engine(0.03)
+    async with (
+        hub_of(engine, scheduler=free_running(), max_prompt_tokens=65) as hub,
+        FaultProxy.open(hub.address) as link,
+        chat(link.address, tmp_path, *options) as here,
+    ):
+        await here.until("(?m)^>$")
+        here.type("first\r")
+        await here.until_cooked()
+        while "stopped; what was said so far" not in here.text:
+            here.type("\x03")
+            await asyncio.sleep(0.02)
+            assert here.process.returncode is None
+        for question in ("second", "third"):
+            here.type(f"{question}\r")
+            await here.until(rf"{question}[^>]*>\n[^>]*last reply: hub . 40 tokens")
+        assert re.search(r"the oldest [24] turns do not fit any more", here.text)
+        here.type("fourth\r")
+        await here.until(r"(?m)^hub \| [1-9]\d* tokens")
+        await link.apply(Fault.RST)
+        await here.until("(?s)error: .*what was said so far is remembered")
+        here.type("/stats\r")
+        await here.until("the last reply did not end")
+        here.type(f"/save {tmp_path / 'talk.json'}\r")
+        await here.until("saved to")
+    *_, fourth, partial = json.loads((tmp_path / "talk.json").read_text())["messages"]
+    assert fourth["content"] == "fourth"
+    assert len(STOPPED) < len(partial["content"]) < 40 + len(STOPPED)
+    assert partial["content"].endswith(STOPPED)
 
 
 async def test_into_a_pipe_it_does_not_talk(tmp_path: Path) -> None:

@@ -65,6 +65,13 @@ class Terminal:
             await asyncio.sleep(0.05)
         return found.group()
 
+    async def until_cooked(self, within_s: float = 20.0) -> None:
+        """Wait until the program no longer reads key by key: Ctrl-C is a signal then."""
+        deadline_s = time.monotonic() + within_s
+        while not termios.tcgetattr(self._master)[3] & termios.ICANON:
+            assert time.monotonic() < deadline_s, f"still reads keys:\n{self.text}"
+            await asyncio.sleep(0.001)
+
 
 @asynccontextmanager
 async def in_terminal(

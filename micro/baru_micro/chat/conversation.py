@@ -49,21 +49,25 @@ class Conversation:
     @property
     def messages(self) -> list[Message]:
         """For the chat template."""
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        return [*system, *self.turns]
+        return [*self._instructions, *self.turns]
+
+    @property
+    def _instructions(self) -> list[Message]:
+        return [{"role": "system", "content": self.system}] if self.system else []
 
     def fit(self, count: Callable[[Sequence[Mapping[str, Any]]], int], room: int) -> int:
         """Drop the oldest turns, question and answer together, until the rest has `room` tokens at most; return how
-        many were dropped. InvalidRequest when the last question alone is too long; it is taken back."""
-        num_before = len(self.turns)
-        while count(self.messages) > room:
-            if len(self.turns) <= 1:
+        many were dropped. InvalidRequest when the last question alone is too long; only that is taken back then."""
+        num_dropped = 0
+        while count([*self._instructions, *self.turns[num_dropped:]]) > room:
+            num_dropped += 2
+            if num_dropped >= len(self.turns):
                 self.take_back()
                 raise InvalidRequest(
                     f"that is too long: at most {room} tokens fit", hint="ask in parts, or lower --max-tokens"
                 )
-            del self.turns[: 2 if len(self.turns) > 2 else 1]
-        return num_before - len(self.turns)
+        del self.turns[:num_dropped]
+        return num_dropped
 
     def to_json(self) -> str:
         """Return all of it."""

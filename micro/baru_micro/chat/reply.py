@@ -19,7 +19,7 @@ class Reply:
     settled: str = ""
     """What stands and was not yet taken by `take_lines`."""
     whole: str = ""
-    """All that stands."""
+    """All that stands; at the end also what no hub has confirmed, if none came back."""
     link: str = "hub"
     num_verified: int = 0
     num_accepted: int = 0
@@ -27,6 +27,7 @@ class Reply:
     num_retracted: int = 0
     finish: Finish | None = None
     _standing: Standing = field(init=False)
+    _unconfirmed: str = ""
 
     def __post_init__(self, keeps: bool) -> None:
         self._standing = Standing(keeps)
@@ -41,10 +42,20 @@ class Reply:
             self.num_retracted += len(self._standing.held)
         elif isinstance(event, LinkChanged):
             self.link = _LINKS.get(event.state, event.state.value)
-        self._add("".join(piece.text for piece in self._standing.take(event)))
+        stands = "".join(piece.text for piece in self._standing.take(event))
         if isinstance(event, Finish):
-            self._add(event.tail)
-            self.finish = event
+            self._end(event, stands)
+        else:
+            self._add(stands)
+
+    def _end(self, finish: Finish, unconfirmed: str) -> None:
+        """What is provisional now stays so: no hub came back to confirm it."""
+        self.finish = finish
+        if unconfirmed:
+            self._unconfirmed = unconfirmed + finish.tail
+            self.whole += self._unconfirmed
+        else:
+            self._add(finish.tail)
 
     def _add(self, text: str) -> None:
         self.settled += text
@@ -52,8 +63,8 @@ class Reply:
 
     @property
     def provisional(self) -> str:
-        """Text that may yet be withdrawn."""
-        return "".join(piece.text for piece in self._standing.held)
+        """Text that no hub has confirmed; it may yet be withdrawn, unless the reply has ended."""
+        return "".join(piece.text for piece in self._standing.held) + self._unconfirmed
 
     def take_lines(self) -> list[str]:
         """Return the whole lines that stand, each once; the rest is still being written."""
@@ -67,5 +78,5 @@ class Reply:
             f"{self.num_accepted / self.num_verified:.0%} of drafts accepted" if self.num_verified else "no drafts"
         )
         withdrawn = f", {self.num_retracted} withdrawn" if self.num_retracted else ""
-        own = ", this node alone, provisional" if self._standing.held else ""
+        own = ", this node alone, provisional" if self.provisional else ""
         return f"{self.link}{own} | {self.num_tokens} tokens{withdrawn} | {accepted}"

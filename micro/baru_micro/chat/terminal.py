@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from baru_common.cli_support import harmless
-from baru_common.errors import BaruError
+from baru_common.errors import BaruError, ConfigError
 from baru_common.sampling import SamplingParams
 from baru_micro.client import MicroNode
 from baru_micro.decoding import Reconcile
@@ -47,27 +47,36 @@ class Chat:
         self._reconcile = reconcile
         self._console = console or Console(highlight=False, soft_wrap=True)
         self._last = Reply()
+        self._stop = asyncio.Event()
         self._session: PromptSession[str] = PromptSession(
-            history=_history(history), multiline=True, key_bindings=_keys(), bottom_toolbar=self._toolbar
+            history=kept_history(history), multiline=True, key_bindings=_keys(), bottom_toolbar=self._toolbar
         )
 
     async def run(self) -> None:
         """Talk until the person leaves."""
         self._say(f"{self._node.hub.target_name}. /help for help, Ctrl-D leaves.")
-        while True:
-            try:
-                line = await self._session.prompt_async("> ")
-            except KeyboardInterrupt:
-                continue  # the line is given up, not the conversation
-            except EOFError:
-                return
-            if not line.strip():
-                continue
-            asked = command(line)
-            if asked is None:
-                await self._answer(line.removeprefix("/") if line.startswith("//") else line)
-            elif not self._obey(*asked):
-                return
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._stop.set)  # at no moment does Ctrl-C end the conversation
+        try:
+            while await self._turn():
+                pass
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+
+    async def _turn(self) -> bool:
+        """Read a line and do what it says; False: leave."""
+        try:
+            line = await self._session.prompt_async("> ", handle_sigint=False)
+        except KeyboardInterrupt:  # the key: the line is given up, not the conversation
+            return True
+        except EOFError:
+            return False
+        if not line.strip():
+            return True
+        if asked := command(line):
+            return self._obey(*asked)
+        await self._answer(line.removeprefix("/") if line.startswith("//") else line)
+        return True
 
     def _toolbar(self) -> FormattedText:
         link = self._node.link
@@ -78,15 +87,21 @@ class Chat:
     # -- replies
 
     async def _answer(self, text: str) -> None:
-        conversation = self._conversation
+        conversation, reply = self._conversation, Reply(keeps=self._reconcile is Reconcile.KEEP)
+        self._stop.clear()
         conversation.ask(text)
         try:
             self._make_room()
-            reply, stopped = await self._show_reply()
+            stopped = await self._show(reply)
         except BaruError as error:
-            conversation.take_back()
             self._say(f"error: {error.message}" + (f"; {error.hint}" if error.hint else ""), "red")
-            return
+            if not reply.whole:
+                conversation.take_back()
+                return
+            stopped = True
+        if stopped:
+            rest = "; what was provisional is withdrawn" if reply.provisional else ""
+            self._say(f"stopped; what was said so far is remembered as such{rest}")
         self._last = reply
         conversation.answer(reply.whole, stopped=stopped)
 
@@ -94,30 +109,26 @@ class Chat:
         """Half of the context at least is for what was said."""
         limit = self._node.hub.context_limit
         reserved = min(self._params.max_tokens or limit // 2, limit // 2)
+        room = min(limit - reserved, self._node.hub.limits.max_prompt_tokens)
         encode = self._node.tokenizer.encode_chat
-        if num_dropped := self._conversation.fit(lambda messages: len(encode(messages)), limit - reserved):
+        if num_dropped := self._conversation.fit(lambda messages: len(encode(messages)), room):
             self._say(f"the oldest {num_dropped} turns do not fit any more and were left out")
 
-    async def _show_reply(self) -> tuple[Reply, bool]:
-        """Stream one reply; return it, and whether the person stopped it."""
-        reply = Reply(keeps=self._reconcile is Reconcile.KEEP)
+    async def _show(self, reply: Reply) -> bool:
+        """Stream one reply; return whether the person stopped it."""
         task = asyncio.ensure_future(self._follow(reply))
-        loop, stop = asyncio.get_running_loop(), asyncio.Event()
-        stopping = asyncio.ensure_future(stop.wait())
-        loop.add_signal_handler(signal.SIGINT, stop.set)
+        stopping = asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-                self._say("stopped; what was said so far is remembered as such")
-                return reply, True
-            task.result()
-            return reply, False
+            if task.done():
+                task.result()
+                return False
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return True
         finally:
             for each in (task, stopping):
                 each.cancel()
-            loop.remove_signal_handler(signal.SIGINT)
 
     async def _follow(self, reply: Reply) -> None:
         events = self._node.generate(self._conversation.messages, self._params, reconcile=self._reconcile)
@@ -131,8 +142,15 @@ class Chat:
                             live.console.print(Text(harmless(line)))
                         live.update(self._growing(reply))
         finally:
-            if reply.settled:
-                self._console.print(Text(harmless(reply.settled)))
+            self._show_rest(reply)
+
+    def _show_rest(self, reply: Reply) -> None:
+        """The last line; and what no hub has confirmed, if the reply ended without one."""
+        unconfirmed = reply.provisional if reply.finish else ""
+        if reply.settled or unconfirmed:
+            self._console.print(Text.assemble(harmless(reply.settled), (harmless(unconfirmed), _PROVISIONAL)))
+        if unconfirmed:
+            self._say("no hub answered to the end: this node's own text, unconfirmed, is in italics")
 
     def _growing(self, reply: Reply) -> Group:
         """The line that is being written, what is provisional, and the status; never taller than the screen."""
@@ -176,7 +194,8 @@ class Chat:
 
     def _show_stats(self) -> None:
         if self._last.finish is None:
-            self._say("no reply has ended yet")
+            ran = self._last.num_tokens
+            self._say(f"the last reply did not end: {self._last.status}" if ran else "there is no reply yet")
             return
         shown = ("tokens_per_s", "mean_accepted_length", "acceptance_rate", "round_trip_ms", "time_to_first_token_s")
         figures = summary(self._last.finish)
@@ -186,12 +205,16 @@ class Chat:
         self._console.print(Text(harmless(text), style))
 
 
-def _history(path: Path | None) -> History:
+def kept_history(path: Path | None) -> History:
+    """Return what was written before, in a file for its owner only; ConfigError if there can be none."""
     if path is None:
         return InMemoryHistory()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch(mode=0o600)
-    path.chmod(0o600)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        path.chmod(0o600)
+    except OSError as error:
+        raise ConfigError(f"what you write cannot be kept: {error}", hint="use --no-history") from error
     return FileHistory(path)
 
 
