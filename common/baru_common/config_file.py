@@ -13,7 +13,7 @@ import tomli
 
 from .errors import ConfigError
 
-TABLES = ("hub", "target", "posture")
+TABLES = ("hub", "target", "posture", "node")
 _MAX_BYTES = 1 << 20
 _T = TypeVar("_T")
 

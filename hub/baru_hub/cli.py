@@ -60,7 +60,10 @@ def version() -> None:
 def serve(
     context: typer.Context,
     config: Annotated[
-        Path | None, typer.Option(help="Settings file (TOML, tables hub, target and posture); options go before it.")
+        Path | None,
+        typer.Option(
+            envvar="BARU_CONFIG", help="Settings file (TOML, tables hub, target, posture); options go before it."
+        ),
     ] = None,
     model: Annotated[
         str, typer.Option("--target", help="Target model: a name, a Hugging Face folder, or a .gguf file.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Coroutine, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -23,6 +23,7 @@ from baru_common.cli_support import (
     MetricsTlsOption,
     OtlpOption,
     configure_logs,
+    given,
     harmless,
     print_json,
     run,
@@ -39,6 +40,7 @@ from .canary import CanaryReport, run_canary
 from .chat.command import chat
 from .cli_options import (
     DEFAULT_HUBS,
+    ConfigOption,
     DrafterOption,
     FallbackOption,
     HubsOption,
@@ -47,7 +49,8 @@ from .cli_options import (
     TlsOption,
     WorkloadOption,
 )
-from .client import LinkOptions, MicroNode, Prompt
+from .client import Prompt
+from .config import NodeConfig
 from .decoding import Fallback, Reconcile
 from .doctor import Check, Doctor
 from .endpoint.command import serve
@@ -79,10 +82,12 @@ def version() -> None:
 
 @app.command()
 def generate(
+    context: typer.Context,
     prompt: Annotated[str, typer.Argument(help="What to ask; - reads it from standard input.")],
+    config: ConfigOption = None,
     hub: HubsOption = DEFAULT_HUBS,
     tls: TlsOption = None,
-    drafter: DrafterOption = "ngram",
+    drafter: DrafterOption = NodeConfig.drafter,
     max_tokens: Annotated[
         int | None, typer.Option(help="Most tokens to generate; default: all the context takes.")
     ] = 512,
@@ -134,8 +139,9 @@ def generate(
     steps without a draft plain; provisional ones, decoded here while no hub answered, dim. Into a pipe goes only what
     stands.
     """
-    configure_logs(verbose=verbose, log_format=log_format)
-    telemetry = TelemetryConfig(metrics, otlp, metrics_tls)
+    node_config = NodeConfig.read(config, given(context))
+    configure_logs(verbose=verbose, log_format=node_config.log_format)
+    telemetry = TelemetryConfig(metrics, node_config.otlp, metrics_tls)
     text = sys.stdin.read() if prompt == "-" else prompt
     params = with_settings(
         SamplingParams(
@@ -151,12 +157,11 @@ def generate(
         ),
         settings or (),
     )
-    options = LinkOptions(fallback=fallback, reconcile=reconcile, shaping=traffic_shape, tier=tier, workload=workload)
     asked = _as_prompt(text, system, raw=raw)
-    with observing(telemetry, log=verbose or log_format is LogFormat.JSON) as observed:
+    with observing(telemetry, log=verbose or node_config.log_format is LogFormat.JSON) as observed:
         if observed.metrics:
             typer.echo(f"metrics at {observed.metrics}", err=True)
-        finish = _run(_generate(asked, params, hub, tls, drafter, options, observed.observers, show=not json_output))
+        finish = _run(_generate(asked, params, node_config, reconcile, observed.observers, show=not json_output))
     if json_output:
         print_json(summary(finish) | {"text": finish.text, "ids": finish.ids} | _logprobs(finish))
     if receipt:
@@ -187,16 +192,14 @@ def _as_prompt(text: str, system: str | None, *, raw: bool) -> Prompt:
 async def _generate(
     prompt: Prompt,
     params: SamplingParams,
-    hubs: list[str],
-    tls: Path | None,
-    drafter: str,
-    options: LinkOptions,
+    config: NodeConfig,
+    reconcile: Reconcile,
     observers: Sequence[NodeObserver],
     *,
     show: bool,
 ) -> Finish:
-    reader = Reader(keeps=options.reconcile is Reconcile.KEEP) if show else None
-    async with MicroNode.connect(hubs, drafter=drafter, options=options, tls=tls, observers=observers) as node:
+    reader = Reader(keeps=reconcile is Reconcile.KEEP) if show else None
+    async with config.connect(reconcile=reconcile, observers=observers) as node:
         async for event in node.generate(prompt, params):
             if reader:
                 reader.take(event)
@@ -211,15 +214,18 @@ app.command()(chat)
 
 @app.command()
 def doctor(
+    context: typer.Context,
+    config: ConfigOption = None,
     hub: HubsOption = DEFAULT_HUBS,
     tls: TlsOption = None,
-    drafter: DrafterOption = "ngram",
+    drafter: DrafterOption = NodeConfig.drafter,
     json_output: _Json = False,
     verbose: _Verbose = False,
 ) -> None:
     """Check the way to the hub: certificate, reach, health, versions, tokenizer, drafter, round trip."""
     configure_logs(verbose=verbose)
-    doctors = [Doctor(address, drafter, tls=tls) for address in hub]
+    node_config = NodeConfig.read(config, given(context))
+    doctors = [Doctor(address, node_config.drafter, tls=node_config.tls) for address in node_config.hub]
     found = {doctor.address: _run(doctor.examine()) for doctor in doctors}
     ok = all(checks[-1].ok for checks in found.values())
     if json_output:
@@ -261,29 +267,32 @@ app.add_typer(canary_app, name="canary")
 
 @canary_app.command("run")
 def canary_run(
+    context: typer.Context,
+    config: ConfigOption = None,
     hub: HubsOption = DEFAULT_HUBS,
     tls: TlsOption = None,
-    drafter: DrafterOption = "suffix+causal_lm",
+    drafter: DrafterOption = NodeConfig.drafter,
     tier: TierOption = None,
     json_output: _Json = False,
     verbose: _Verbose = False,
 ) -> None:
     """Decode the fixed prompts, so that the hub can measure this node's drafter and admit it, or not."""
     configure_logs(verbose=verbose)
-    report = _run(_canary(hub, tls, drafter, LinkOptions(fallback=Fallback.FAIL, tier=tier)))
+    node_config = replace(NodeConfig.read(config, given(context)), fallback=Fallback.FAIL)
+    report = _run(_canary(node_config))
     reason = report.posture.reason if report.posture else "the hub follows no posture document"
     counts = {"num_verified": report.num_verified, "num_accepted": report.num_accepted}
     if json_output:
         print_json({"standing": report.standing, "reason": reason} | counts)
     else:
-        typer.echo(f"{drafter}: {report.standing}; {harmless(reason)}")
+        typer.echo(f"{node_config.drafter}: {report.standing}; {harmless(reason)}")
         typer.echo(f"{report.num_accepted} of {report.num_verified} draft ids accepted")
     if report.standing == "refused":
         raise typer.Exit(EXIT_ERROR)
 
 
-async def _canary(hubs: list[str], tls: Path | None, drafter: str, options: LinkOptions) -> CanaryReport:
-    async with MicroNode.connect(hubs, drafter=drafter, options=options, tls=tls) as node:
+async def _canary(config: NodeConfig) -> CanaryReport:
+    async with config.connect() as node:
         return await run_canary(node)
 
 

@@ -10,11 +10,16 @@ import typer
 from baru_common.drafters import DRAFTERS
 from baru_common.workloads import AUTOREGRESSIVE
 
+from .config import NodeConfig
 from .decoding import Fallback
 from .fit import Shaping
 
-DEFAULT_HUBS = ["127.0.0.1:7443"]
+DEFAULT_HUBS = list(NodeConfig.hub)
 
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(envvar="BARU_CONFIG", help="Settings file (TOML, table node); options go before it."),
+]
 HubsOption = Annotated[
     list[str],
     typer.Option("--hub", envvar="BARU_HUB", help="Hub to use, HOST:PORT; may be given again, the first choice first."),

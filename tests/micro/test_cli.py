@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from baru_common import __version__
-from baru_common.errors import ReceiptInvalid
+from baru_common.errors import ConfigError, ReceiptInvalid
 from baru_common.frames import HubDescription
 from baru_common.tokens import TextStream, Tokenizer
 from baru_hub.verifier import Verifier
@@ -154,6 +154,36 @@ async def test_a_mistake_is_said_in_two_lines(arguments: tuple[str, ...], words:
     assert err.startswith("error: ")
     assert len(err.splitlines()) <= 2
     assert all(word in err for word in words)
+
+
+async def test_a_settings_file_is_followed_and_options_go_before_it(tmp_path: Path) -> None:
+    """The table [node] of the kit's file, named by an option or by the environment, for every command."""
+    file = tmp_path / "baru.toml"
+    async with hub_of(_TARGET) as hub:
+        file.write_text(f'[hub]\nmax_sessions = 3\n[node]\nhub = ["{hub.address}"]\ndrafter = "telepathy"\n')
+        code, out, _ = await cli("doctor", "--json", "--config", str(file))
+        last = json.loads(out)["checks"][-1]
+        assert (code, last["name"], "telepathy" in last["found"]) == (1, "drafter", True)
+        code, out, err = await cli("generate", _TEXT, *_RAW, "--drafter", "suffix", BARU_CONFIG=str(file))
+        assert (code, out.rstrip("\n")) == (0, answer(_TEXT, 40)[1].rstrip("\n")), err
+
+
+@pytest.mark.parametrize("command", [("generate", "x"), ("serve",), ("doctor",), ("canary", "run")])
+@pytest.mark.parametrize(
+    ("says", "words"),
+    [
+        ('drafters = "suffix"', ("node.drafters is no setting", "did you mean drafter")),
+        ("max_running = 0", ("max_running is 0, must be at least 1",)),
+        ("hub = []", ("hub is empty", "HOST:PORT")),
+        ('fallback = "pray"', ("node.fallback is wrong", "'local'")),
+    ],
+)
+def test_a_wrong_settings_file_is_named(tmp_path: Path, command: tuple[str, ...], says: str, words: tuple[str]) -> None:
+    file = tmp_path / "baru.toml"
+    file.write_text(f"[node]\n{says}\n")
+    refused = CliRunner().invoke(app, [*command, "--config", str(file)]).exception
+    assert isinstance(refused, ConfigError)
+    assert all(word in f"{refused.message} {refused.hint}" for word in words)
 
 
 async def test_numbers_beyond_the_wire_are_no_crash() -> None:

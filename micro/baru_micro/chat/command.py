@@ -9,13 +9,14 @@ from typing import Annotated
 import typer
 import uvloop
 
-from baru_common.cli_support import LogFormatOption, configure_logs
+from baru_common.cli_support import LogFormatOption, configure_logs, given
 from baru_common.corpus import data_folder
 from baru_common.errors import ConfigError
 from baru_common.logs import LogFormat
 from baru_common.sampling import SamplingParams
 from baru_micro.cli_options import (
     DEFAULT_HUBS,
+    ConfigOption,
     DrafterOption,
     FallbackOption,
     HubsOption,
@@ -23,7 +24,7 @@ from baru_micro.cli_options import (
     TierOption,
     TlsOption,
 )
-from baru_micro.client import LinkOptions, MicroNode
+from baru_micro.config import NodeConfig
 from baru_micro.decoding import Reconcile
 from baru_micro.fit import Shaping
 from baru_micro.request_options import with_settings
@@ -32,9 +33,11 @@ from .conversation import Conversation
 
 
 def chat(
+    context: typer.Context,
+    config: ConfigOption = None,
     hub: HubsOption = DEFAULT_HUBS,
     tls: TlsOption = None,
-    drafter: DrafterOption = "ngram",
+    drafter: DrafterOption = NodeConfig.drafter,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a reply.")] = 1024,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 0.0,
@@ -55,7 +58,8 @@ def chat(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
 ) -> None:
     """Talk with the hub's target. Provisional text, from this node while no hub answers, is dim until it stands."""
-    configure_logs(verbose=verbose, log_format=log_format)
+    node_config = NodeConfig.read(config, given(context))
+    configure_logs(verbose=verbose, log_format=node_config.log_format)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("chat needs a terminal", hint="use `baru-micro generate` in scripts and pipes")
     try:
@@ -63,11 +67,10 @@ def chat(
     except ImportError as error:
         raise ConfigError(f"{error.name} is not installed", hint="pip install 'baru-drafting[chat]'") from error
     params = with_settings(SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p), settings or ())
-    options = LinkOptions(fallback=fallback, reconcile=reconcile, shaping=traffic_shape, tier=tier)
     kept: Path | None = data_folder() / "chat_history" if history else None
 
     async def talk() -> None:
-        async with MicroNode.connect(hub, drafter=drafter, options=options, tls=tls) as node:
+        async with node_config.connect(reconcile=reconcile) as node:
             await Chat(node, params, Conversation(system), reconcile=reconcile, history=kept).run()
 
     uvloop.run(talk())

@@ -9,13 +9,14 @@ import typer
 import uvloop
 
 from baru_common.addresses import split_address
-from baru_common.cli_support import LogFormatOption, OtlpOption, Say, configure_logs, stop_signal
+from baru_common.cli_support import LogFormatOption, OtlpOption, Say, configure_logs, given, stop_signal
 from baru_common.errors import ConfigError
 from baru_common.logs import LogFormat
 from baru_common.telemetry import TelemetryConfig
 from baru_common.workloads import DEFAULT_WORKLOAD
 from baru_micro.cli_options import (
     DEFAULT_HUBS,
+    ConfigOption,
     DrafterOption,
     FallbackOption,
     HubsOption,
@@ -24,18 +25,20 @@ from baru_micro.cli_options import (
     TlsOption,
     WorkloadOption,
 )
-from baru_micro.client import LinkOptions, MicroNode
+from baru_micro.config import NodeConfig
 from baru_micro.fit import Shaping
 from baru_micro.telemetry import observing
 
 
 def serve(
+    context: typer.Context,
+    config: ConfigOption = None,
     hub: HubsOption = DEFAULT_HUBS,
     tls: TlsOption = None,
     listen: Annotated[
         str, typer.Option(help="HOST:PORT to serve HTTP on; port 0 takes a free one.")
-    ] = "127.0.0.1:8000",
-    drafter: DrafterOption = "ngram",
+    ] = NodeConfig.listen,
+    drafter: DrafterOption = NodeConfig.drafter,
     fallback: FallbackOption = None,
     traffic_shape: ShapingOption = Shaping.AUTO,
     tier: TierOption = None,
@@ -45,34 +48,37 @@ def serve(
     ] = None,
     certificate: Annotated[Path | None, typer.Option(help="Certificate (PEM) to serve HTTPS with.")] = None,
     key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
-    max_running: Annotated[int, typer.Option(min=1, help="Most generations at a time.")] = 16,
-    max_waiting: Annotated[int, typer.Option(min=0, help="Most generations that wait for their turn.")] = 256,
+    max_running: Annotated[int, typer.Option(min=1, help="Most generations at a time.")] = NodeConfig.max_running,
+    max_waiting: Annotated[
+        int, typer.Option(min=0, help="Most generations that wait for their turn.")
+    ] = NodeConfig.max_waiting,
     otlp: OtlpOption = "",
     log_format: LogFormatOption = LogFormat.TEXT,
     json_output: Annotated[bool, typer.Option("--json", help="Say what happens as JSON lines.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
 ) -> None:
     """Serve this node as an OpenAI-compatible HTTP endpoint until SIGTERM or Ctrl-C."""
-    configure_logs(verbose=verbose, log_format=log_format)
+    settings = NodeConfig.read(config, given(context))
+    configure_logs(verbose=verbose, log_format=settings.log_format)
     try:
         from .app import EndpointConfig
         from .server import Listen
     except ImportError as error:
         raise ConfigError(f"{error.name} is not installed", hint="pip install 'baru-drafting[serve]'") from error
-    options = LinkOptions(fallback=fallback, shaping=traffic_shape, tier=tier, workload=workload)
-    config = EndpointConfig(_keys(api_key_file), max_running, max_waiting)
-    host, port = split_address(listen)
-    where = Listen(host, port, certificate, key)
-    where.check(config)
+    serving = EndpointConfig(_keys(settings.api_key_file), settings.max_running, settings.max_waiting)
+    where = Listen(*split_address(settings.listen), settings.certificate, settings.key)
+    where.check(serving)
+    telemetry = TelemetryConfig(otlp=settings.otlp, page=True)
+    logs = verbose or settings.log_format is LogFormat.JSON
 
     async def work() -> None:
         from .server import running_endpoint
 
         stop, say = stop_signal(), Say(json_output=json_output)
-        with observing(TelemetryConfig(otlp=otlp, page=True), log=verbose or log_format is LogFormat.JSON) as observed:
+        with observing(telemetry, log=logs) as observed:
             async with (
-                MicroNode.connect(hub, drafter=drafter, options=options, tls=tls, observers=observed.observers) as node,
-                running_endpoint(node, config, where, observed.page) as url,
+                settings.connect(observers=observed.observers) as node,
+                running_endpoint(node, serving, where, observed.page) as url,
             ):
                 say.event("ready", url=f"{url}/v1", model=node.hub.target_name)
                 await stop.wait()
