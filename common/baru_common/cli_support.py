@@ -7,16 +7,24 @@ import json
 import logging
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Annotated, Any
 
+import tomli_w
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from .config_file import in_force
 from .errors import BaruError
 from .logs import JsonFormatter, LogFormat, TextFormatter
 
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(envvar="BARU_CONFIG", help="Settings file (TOML) of this machine; options go before it."),
+]
 MetricsOption = Annotated[
     str, typer.Option("--metrics", help="HOST:PORT for Prometheus to scrape; port 0 takes a free one.")
 ]
@@ -82,6 +90,15 @@ def print_json(value: Any) -> None:
     """Print one JSON object on one line of stdout."""
     sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
     sys.stdout.flush()
+
+
+def print_settings(tables: Mapping[str, Any], *, json_output: bool) -> None:
+    """Print settings as a file would say them, or as one JSON object."""
+    found = {name: in_force(settings) for name, settings in tables.items()}
+    if json_output:
+        print_json(found)
+    else:
+        sys.stdout.write(tomli_w.dumps(found))
 
 
 class Say:

@@ -6,6 +6,7 @@ import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, fields
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -26,8 +27,8 @@ class ConfigFile:
     tables: Mapping[str, Mapping[str, Any]] | None = None
 
     @classmethod
-    def read(cls, path: Path | None) -> ConfigFile:
-        """Read a file; ConfigError when it is no TOML, or holds a table that nobody reads."""
+    def read(cls, path: Path | None, known: tuple[str, ...] = TABLES) -> ConfigFile:
+        """Read a file; ConfigError when it is no TOML, or holds a table that is not `known`."""
         if path is None:
             return cls()
         try:
@@ -41,9 +42,13 @@ class ConfigFile:
         except ValueError as error:  # not UTF-8, or not TOML
             raise ConfigError(f"{path} is not TOML: {error}") from error
         for name, table in tables.items():
-            if name not in TABLES or not isinstance(table, dict):
-                raise ConfigError(f"{path}: {name} is no table of settings", hint=_meant(name, TABLES))
+            if name not in known or not isinstance(table, dict):
+                raise ConfigError(f"{path}: {name} is no table of settings", hint=_meant(name, known))
         return cls(path, tables)
+
+    def has(self, table: str) -> bool:
+        """Whether the file says anything for a table."""
+        return bool((self.tables or {}).get(table))
 
     def settings(self, table: str, kind: type[_T], given: Mapping[str, Any]) -> _T:
         """Return the settings of one table as the dataclass `kind`; what is `given` otherwise goes before the file.
@@ -55,9 +60,9 @@ class ConfigFile:
         return kind(**values)
 
     def _checked(self, table: str, kind: type[Any]) -> dict[str, Any]:
-        values = dict((self.tables or {}).get(table, {}))
-        if not values:
+        if table not in (self.tables or {}):
             return {}
+        values = dict((self.tables or {})[table])
         import pydantic  # a node without a settings file does without it
 
         hints = get_type_hints(kind)
@@ -76,7 +81,22 @@ class ConfigFile:
         key = ".".join(map(str, (table, *where)))
         if kind == "extra_forbidden":
             return ConfigError(f"{self.path}: {key} is no setting", hint=_meant(str(where[0]), names))
+        if kind == "missing":
+            return ConfigError(f"{self.path}: {key} is missing")
         return ConfigError(f"{self.path}: {key} is wrong: {says}")
+
+
+def in_force(settings: Any) -> dict[str, Any]:
+    """Return the settings of a dataclass as a file would say them; what is not set is left out."""
+    return {name: _plain(value) for name, value in vars(settings).items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _default(field: Field[Any]) -> Any:

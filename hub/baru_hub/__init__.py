@@ -9,9 +9,12 @@ In process, for notebooks and tests:
 
 from __future__ import annotations
 
-from .acceptance import Acceptance
-from .engines import Engine
-from .verifier import Verifier
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .acceptance import Acceptance
+    from .engines import Engine
+    from .verifier import Verifier
 
 __all__ = ["Acceptance", "Engine", "Verifier", "load_engine"]
 
@@ -33,3 +36,12 @@ def load_engine(
     from .engines.transformers import TransformersEngine
 
     return TransformersEngine(load(target, dtype=dtype, device=device), kv_cache_mb=kv_cache_mb, drafter=drafter)
+
+
+def __getattr__(name: str) -> Any:
+    """What needs numpy is loaded when it is asked for: a machine without a target has commands of ours to run, too."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import acceptance, engines, verifier
+
+    return {"Acceptance": acceptance.Acceptance, "Engine": engines.Engine, "Verifier": verifier.Verifier}[name]

@@ -11,6 +11,7 @@ import uvloop
 
 from baru_common import __version__
 from baru_common.cli_support import (
+    ConfigOption,
     LogFormatOption,
     MetricsOption,
     MetricsTlsOption,
@@ -18,6 +19,7 @@ from baru_common.cli_support import (
     Say,
     configure_logs,
     given,
+    print_settings,
     run,
     stop_signal,
 )
@@ -59,12 +61,7 @@ def version() -> None:
 @app.command()
 def serve(
     context: typer.Context,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="BARU_CONFIG", help="Settings file (TOML, tables hub, target, posture); options go before it."
-        ),
-    ] = None,
+    config: ConfigOption = None,
     model: Annotated[
         str, typer.Option("--target", help="Target model: a name, a Hugging Face folder, or a .gguf file.")
     ] = TargetConfig.model,
@@ -159,6 +156,17 @@ def serve(
     with say.loading(target.name):
         runs = _simulated_engine(target.profile) if target.profile else _transformers_engine(target)
     uvloop.run(_serve(runs, hub, say, follow))
+
+
+@app.command()
+def settings(
+    config: ConfigOption = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show the settings in force: what a settings file says, and the defaults. What is wrong in it is named."""
+    file = ConfigFile.read(config)
+    tables: dict[str, type] = {"hub": HubConfig, "target": TargetConfig, "posture": Follow}
+    print_settings({table: file.settings(table, kind, {}) for table, kind in tables.items()}, json_output=json_output)
 
 
 @app.command()

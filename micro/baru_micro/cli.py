@@ -18,6 +18,7 @@ from baru_common import __version__
 from baru_common.cli_support import (
     EXIT_ERROR,
     NO_TLS,
+    ConfigOption,
     LogFormatOption,
     MetricsOption,
     MetricsTlsOption,
@@ -26,6 +27,7 @@ from baru_common.cli_support import (
     given,
     harmless,
     print_json,
+    print_settings,
     run,
 )
 from baru_common.corpus import DEFAULT_CORPUS, Corpus, corpora
@@ -40,7 +42,6 @@ from .canary import CanaryReport, run_canary
 from .chat.command import chat
 from .cli_options import (
     DEFAULT_HUBS,
-    ConfigOption,
     DrafterOption,
     FallbackOption,
     HubsOption,
@@ -210,6 +211,12 @@ async def _generate(
 
 app.command()(serve)
 app.command()(chat)
+
+
+@app.command()
+def settings(config: ConfigOption = None, json_output: _Json = False) -> None:
+    """Show the settings in force: what a settings file says, and the defaults. What is wrong in it is named."""
+    print_settings({"node": NodeConfig.read(config, {})}, json_output=json_output)
 
 
 @app.command()

@@ -16,10 +16,6 @@ from .fit import Shaping
 
 DEFAULT_HUBS = list(NodeConfig.hub)
 
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option(envvar="BARU_CONFIG", help="Settings file (TOML, table node); options go before it."),
-]
 HubsOption = Annotated[
     list[str],
     typer.Option("--hub", envvar="BARU_HUB", help="Hub to use, HOST:PORT; may be given again, the first choice first."),

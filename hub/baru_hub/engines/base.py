@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from baru_common.errors import BaruError
 from baru_common.sampling import SamplingContext
 from baru_common.tokens import TokenizerBundle, Vocabulary
 from baru_hub.acceptance import Decision
-from baru_hub.cost_model import CostModel
 from baru_hub.guesses import Guesses
 from baru_hub.page_pool import PagePool
 from baru_hub.session import Block
+
+if TYPE_CHECKING:
+    from baru_hub.cost_model import CostModel  # needs numpy
 
 
 @dataclass(frozen=True)

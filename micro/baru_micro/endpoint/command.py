@@ -9,14 +9,13 @@ import typer
 import uvloop
 
 from baru_common.addresses import split_address
-from baru_common.cli_support import LogFormatOption, OtlpOption, Say, configure_logs, given, stop_signal
+from baru_common.cli_support import ConfigOption, LogFormatOption, OtlpOption, Say, configure_logs, given, stop_signal
 from baru_common.errors import ConfigError
 from baru_common.logs import LogFormat
 from baru_common.telemetry import TelemetryConfig
 from baru_common.workloads import DEFAULT_WORKLOAD
 from baru_micro.cli_options import (
     DEFAULT_HUBS,
-    ConfigOption,
     DrafterOption,
     FallbackOption,
     HubsOption,
