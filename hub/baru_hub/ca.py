@@ -53,8 +53,8 @@ class Authority:
         """Open it; ConfigError when there is none, or it is damaged."""
         self.folder = folder
         try:
-            self._certificate_pem = (folder / "ca.pem").read_bytes()
-            self._certificate = x509.load_pem_x509_certificate(self._certificate_pem)
+            self.certificate_pem = (folder / "ca.pem").read_bytes()
+            self._certificate = x509.load_pem_x509_certificate(self.certificate_pem)
             key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
         except (OSError, ValueError) as error:
             raise ConfigError(
@@ -96,6 +96,10 @@ class Authority:
         """Name of the kit."""
         return str(self._certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
 
+    def sign(self, text: bytes) -> bytes:
+        """Sign what belongs to the kit and is no certificate (ECDSA, SHA-256, DER)."""
+        return self._key.sign(text, ec.ECDSA(hashes.SHA256()))
+
     # -- certificates
 
     def issue(
@@ -126,7 +130,7 @@ class Authority:
                 hint="choose another --out, or say --replace to put a new one in its place",
             )
         _make_private(out)
-        write_atomically(out / "ca.pem", self._certificate_pem)
+        write_atomically(out / "ca.pem", self.certificate_pem)
         self.publish(out)
         starts = (now or _now()) - BACKDATED
         ends = (now or _now()) + lifetime
@@ -196,7 +200,7 @@ class Authority:
         write_atomically(out / "crl.pem", (self.folder / "crl.pem").read_bytes())
 
     def _revoked(self) -> frozenset[int]:
-        return revoked_serials((self.folder / "crl.pem").read_bytes(), self._certificate_pem)
+        return revoked_serials((self.folder / "crl.pem").read_bytes(), self.certificate_pem)
 
     def _write_revoked(self, serials: Sequence[int]) -> None:
         """The list is good for as long as the authority: a kit that is offline gets no fresh one."""

@@ -36,6 +36,7 @@ from .certs_cli import certs_app
 from .config import HubConfig, Shaping, TargetConfig, split_address
 from .engines import Engine
 from .following import CanaryMode, Follow
+from .kit.cli import kit_app
 from .posture_cli import posture_app
 from .top_cli import top
 
@@ -44,6 +45,7 @@ app.add_typer(certs_app, name="certs")
 app.add_typer(audit_cli.app, name="audit")
 app.add_typer(posture_app, name="posture")
 app.add_typer(canary_app, name="canary")
+app.add_typer(kit_app, name="kit")
 app.command()(top)
 
 

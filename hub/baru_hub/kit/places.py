@@ -1,0 +1,38 @@
+"""Where things are on a machine of a kit: the same on bare metal and in containers (deploy/)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from baru_common.errors import ConfigError
+
+SETTINGS = Path("/etc/baru/baru.toml")
+TLS = Path("/etc/baru/tls")
+ALLOWED = Path("/etc/baru/allow")
+"""A hub's list of who may connect; read again when it changes."""
+POSTURE = Path("/etc/baru/posture.toml")
+PROGRAM = Path("/opt/baru")
+RELEASES = PROGRAM / "releases"
+CURRENT = PROGRAM / "current"
+"""A link to the release that runs."""
+MODELS = PROGRAM / "models"
+COMMANDS = Path("/usr/local/bin")
+UNITS = Path("/etc/systemd/system")
+STATE = Path("/var/lib/baru")
+PROFILE = Path("/etc/profile.d/baru.sh")
+USERS = Path("/usr/lib/sysusers.d/baru.conf")
+RECORD = PROGRAM / "installed.json"
+"""What was put on this machine, to take it away again."""
+
+USER_ID = 65532
+"""Of the user `baru` that services run as, and that owns the keys."""
+HUB_PORT, HEALTH_PORT, METRICS_PORT, ENDPOINT_PORT = 7443, 7444, 9464, 8000
+
+
+def deploy_file(*parts: str) -> Path:
+    """Return a file or folder of deploy/: from the package, or from the source tree that it is run from."""
+    package = Path(__file__).parents[1]
+    for root in (package / "deploy", package.parents[1] / "deploy"):
+        if (found := root.joinpath(*parts)).exists():
+            return found
+    raise ConfigError(f"deploy/{'/'.join(parts)} is missing", hint="install the package again; this one is not whole")

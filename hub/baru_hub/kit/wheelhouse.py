@@ -1,0 +1,107 @@
+"""The packages of a kit, as wheels: resolved by pip for each kind of machine, fetched once, with their digests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import canonicalize_name
+
+from baru_common.errors import ConfigError
+
+from .boards import Board
+from .places import deploy_file
+
+_PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
+PROJECT = "baru-drafting"
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One wheel."""
+
+    name: str
+    version: str
+    sha256: str
+
+    @property
+    def line(self) -> str:
+        """As a requirement that pip takes no other file for."""
+        return f"{self.name}=={self.version} --hash=sha256:{self.sha256}"
+
+
+def own_wheel(into: Path) -> Path:
+    """Make the wheel of this project from the source tree that runs; ConfigError when it runs from none."""
+    source = Path(__file__).parents[3]
+    if not (source / "pyproject.toml").exists():
+        raise ConfigError(
+            "this program was installed from a wheel, and does not have that any more",
+            hint="give it: --wheel baru_drafting-VERSION-py3-none-any.whl",
+        )
+    _pip("wheel", "--quiet", "--no-deps", "--wheel-dir", str(into), str(source))
+    return next(into.glob("baru_drafting-*.whl"))
+
+
+def resolve(wheel: Path, extras: Sequence[str], board: Board) -> list[Pin]:
+    """Return all that this project needs on a board, itself and pip included; ConfigError says what is not to be had
+    there."""
+    wanted = f"{PROJECT}[{','.join(extras)}] @ {wheel.resolve().as_uri()}"
+    with tempfile.TemporaryDirectory() as scratch:
+        report = Path(scratch, "report.json")
+        _pip(
+            *("install", "--quiet", "--dry-run", "--ignore-installed", "--report", str(report)),
+            *("--only-binary=:all:", "--constraint", str(deploy_file("kit", "constraints.txt"))),
+            *(("--target", scratch) if board.platforms else ()),
+            *_for(board),
+            *(wanted, "pip"),
+        )
+        found: list[dict[str, Any]] = json.loads(report.read_text())["install"]
+    pins = (
+        Pin(
+            canonicalize_name(one["metadata"]["name"]),
+            one["metadata"]["version"],
+            one["download_info"]["archive_info"]["hashes"]["sha256"],
+        )
+        for one in found
+    )
+    return sorted(pins, key=lambda pin: pin.name)
+
+
+def fetch(pins: Sequence[Pin], board: Board, wheel: Path, into: Path) -> None:
+    """Put these wheels into a folder: what is there already is not fetched again."""
+    into.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write(requirements(pins))
+        file.flush()
+        _pip(
+            *("download", "--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:", "--dest", str(into)),
+            *("--find-links", str(into), "--find-links", str(wheel.parent)),
+            *_for(board),
+            *("--requirement", file.name),
+        )
+
+
+def requirements(pins: Sequence[Pin]) -> str:
+    """A requirements file of exactly these wheels."""
+    return "".join(f"{pin.line}\n" for pin in pins)
+
+
+def _for(board: Board) -> list[str]:
+    if not board.platforms:
+        return []
+    platforms = [word for tag in board.platforms for word in ("--platform", tag)]
+    return [*platforms, "--python-version", board.python, "--implementation", "cp"]
+
+
+def _pip(*arguments: str) -> None:
+    done = subprocess.run([*_PIP, *arguments], capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        errors = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
+        said = errors[0] if errors else (done.stderr.strip() or "no reason given").splitlines()[-1]
+        raise ConfigError(f"pip cannot get the packages: {said}", hint="a bundle is built where an index is in reach")
