@@ -56,6 +56,7 @@ from .decoding import Fallback, Reconcile
 from .doctor import Check, Doctor
 from .endpoint.command import serve
 from .events import Finish
+from .field_test import field_test
 from .fit import Shaping
 from .observing import NodeObserver
 from .reader import Reader, summary
@@ -226,6 +227,9 @@ def doctor(
     hub: HubsOption = DEFAULT_HUBS,
     tls: TlsOption = None,
     drafter: DrafterOption = NodeConfig.drafter,
+    cut: Annotated[
+        bool, typer.Option("--cut", help="Also cut the way to the hub on purpose: does the node fall back, and return?")
+    ] = False,
     json_output: _Json = False,
     verbose: _Verbose = False,
 ) -> None:
@@ -235,6 +239,9 @@ def doctor(
     doctors = [Doctor(address, node_config.drafter, tls=node_config.tls) for address in node_config.hub]
     found = {doctor.address: _run(doctor.examine()) for doctor in doctors}
     ok = all(checks[-1].ok for checks in found.values())
+    if cut and found[node_config.hub[0]][-1].ok:
+        found[node_config.hub[0]] += _run(field_test(node_config))
+        ok = all(check.ok for checks in found.values() for check in checks)
     if json_output:
         hubs = [
             {"hub": address, "ok": checks[-1].ok, "checks": [asdict(check) for check in checks]}
