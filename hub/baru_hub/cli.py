@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 import uvloop
@@ -26,8 +26,10 @@ from baru_common.cli_support import (
 from baru_common.config_file import ConfigFile
 from baru_common.discovery import announced
 from baru_common.errors import ConfigError
+from baru_common.health_page import READY, HealthPage
 from baru_common.identity import Role
 from baru_common.model_files import DEFAULT_TARGET, load, locate
+from baru_common.service_manager import notify, watched
 from baru_common.tls import TlsFiles
 
 from . import audit_cli, load_engine
@@ -39,6 +41,9 @@ from .following import CanaryMode, Follow
 from .kit.cli import kit_app
 from .posture_cli import posture_app
 from .top_cli import top
+
+if TYPE_CHECKING:
+    from .verifier import Verifier  # needs numpy
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(certs_app, name="certs")
@@ -128,6 +133,9 @@ def serve(
     model_class: Annotated[
         str, typer.Option(help="Name of the target that the document's rules are asked for; default: its own.")
     ] = Follow.model_class,
+    health: Annotated[
+        str, typer.Option(help="HOST:PORT of /livez and /readyz, plain HTTP, from the start on, e.g. 127.0.0.1:7444.")
+    ] = HubConfig.health,
     canary: Annotated[
         CanaryMode, typer.Option(help="Drafters that were not measured, or fail: auto leaves them out, off admits all.")
     ] = Follow.canary,
@@ -154,10 +162,13 @@ def serve(
     follow.check()
     if hub.tls:
         TlsFiles.of(hub.tls, Role.HUB).load(Role.HUB)  # what is wrong is said before the target loads
+    from .vestibule import vestibule
+
     say = Say(json_output=json_output)
-    with say.loading(target.name):
-        runs = _simulated_engine(target.profile) if target.profile else _transformers_engine(target)
-    uvloop.run(_serve(runs, hub, say, follow))
+    with HealthPage(hub.health, "loading") as page:
+        with vestibule(hub), say.loading(target.name):
+            runs = _simulated_engine(target.profile) if target.profile else _transformers_engine(target)
+        uvloop.run(_serve(runs, hub, say, follow, page))
 
 
 @app.command()
@@ -234,7 +245,7 @@ def _transformers_engine(config: TargetConfig) -> Engine:
     )
 
 
-async def _serve(engine: Engine, config: HubConfig, say: Say, follow: Follow) -> None:
+async def _serve(engine: Engine, config: HubConfig, say: Say, follow: Follow, page: HealthPage) -> None:
     from .server import running_hub
 
     if config.console:
@@ -261,11 +272,22 @@ async def _serve(engine: Engine, config: HubConfig, say: Say, follow: Follow) ->
         spec = engine.spec
         facts |= {"metrics": hub.metrics} if hub.metrics else {}
         facts["posture"] = keeper.name
+        facts |= {"health": page.address} if page.address else {}
+        await stack.enter_async_context(watched(hub.verifier.goes_on))
         say.event("ready", address=hub.address, target=spec.target_name, engine=spec.engine, **facts)
+        page.says = lambda: _state(hub.verifier)
+        notify(READY="1", STATUS=f"serving {spec.target_name} at {hub.address}")
         await stop.wait()
+        notify(STOPPING="1", STATUS="draining")
         say.event("draining", sessions=str(hub.verifier.num_sessions))
         await hub.drain(config.drain_grace_s)
     say.event("stopped")
+
+
+def _state(verifier: Verifier) -> str:
+    if not verifier.goes_on():
+        return "the target does not answer"
+    return "draining" if verifier.draining else READY
 
 
 def main() -> None:

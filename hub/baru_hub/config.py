@@ -121,6 +121,8 @@ class HubConfig(Quotas):
     """Most memory for keys and values that all such sessions hold, MB."""
     announce: str = ""
     """Identity to announce on the local network by mDNS; none: do not."""
+    health: str = ""
+    """HOST:PORT of /livez and /readyz, plain HTTP that says nothing else, from the start on; empty: none."""
     console: str = ""
     """HOST:PORT of a page that shows the kit live; empty: none. Past loopback it is for observers and operators."""
     audit: Path | None = None
@@ -164,6 +166,8 @@ class HubConfig(Quotas):
                 hint="give --tls, or serve it on 127.0.0.1",
             )
         self._check_allow()
+        if self.health:
+            split_address(self.health)
         _ = self.telemetry  # says what is wrong with it
         for name, least in _LEAST.items():
             if not least <= getattr(self, name) < math.inf:

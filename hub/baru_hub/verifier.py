@@ -52,6 +52,8 @@ __all__ = ["LiveSession", "Verifier"]
 MAX_DEPTH = 16
 
 _LEAST_WAIT_S = 1e-3
+_LONGEST_STEP_S = 60.0
+"""No step takes so long: the engine hangs."""
 
 _log = logging.getLogger(__name__)
 
@@ -93,6 +95,8 @@ class Verifier:
         self._tell = Told(observers)
         self._unsaid: Stepped | None = None
         """The last step, which observers are told of while the next one runs."""
+        self._step_since_s: float | None = None
+        """Since when the step under way runs."""
         self._held_since_s: float | None = None
         """Since when the next step is held back for drafts."""
         self._checkpoint = checkpoint or Checkpoint()
@@ -164,6 +168,12 @@ class Verifier:
     def census(self) -> Census:
         """Count the sessions by how they stand; from any thread."""
         return self.roster.census()
+
+    def goes_on(self) -> bool:
+        """Whether the loop runs, and no step takes longer than any step does: else only a new start helps."""
+        if self._loop_task is None or self._loop_task.done():
+            return False
+        return self._step_since_s is None or self._clock() - self._step_since_s < _LONGEST_STEP_S
 
     def describe(self) -> HubDescription:
         """Say what is served, within which limits."""
@@ -292,7 +302,7 @@ class Verifier:
 
     async def _step(self, plan: Plan, scheduler: Scheduler) -> None:
         work = [(self.roster.residents[state.session_id], block) for state, block in plan.blocks]
-        start_s = draft_end_s = self._clock()
+        start_s = draft_end_s = self._step_since_s = self._clock()
         try:
             work = await self._extend(work)
             draft_end_s = self._clock()
@@ -306,6 +316,8 @@ class Verifier:
             for resident, _ in work:
                 resident.fail(failure)
             return
+        finally:
+            self._step_since_s = None
         taken = Plan(tuple((resident.state, block) for resident, block in work))
         verify_s = self._clock() - draft_end_s
         scheduler.learn(taken, verify_s, draft_end_s - start_s)

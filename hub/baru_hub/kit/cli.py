@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from baru_common.cli_support import EXIT_ERROR, EXIT_UNTRUSTED, print_json
+from baru_common.cli_support import EXIT_ERROR, EXIT_UNTRUSTED, harmless, print_json
 from baru_common.errors import ConfigError
 from baru_hub.ca import Authority
 from baru_hub.certs_cli import DEFAULT_FOLDER
 
 from . import install as installing
+from . import places
+from .check import DEFAULT_SSH, Found, as_json, check_all, check_this, recorded_name
 from .install import Part
 from .manifest import Manifest
 from .seal import SEALED_APART, Sealed, check_seal, digest_of
@@ -118,6 +123,36 @@ def kit_uninstall(
 ) -> None:
     """Take this machine's part of a kit away again."""
     installing.uninstall(_say, purge=purge, dry_run=dry_run)
+
+
+@kit_app.command("check")
+def kit_check(
+    every: Annotated[bool, typer.Option("--all", help="Every machine of the kit, not only this one.")] = False,
+    manifest: Annotated[Path, typer.Option(help="kit.toml, for --all.")] = places.MANIFEST,
+    ssh: Annotated[str, typer.Option(help="How to reach a machine, with {name} and {address}.")] = DEFAULT_SSH,
+    json_output: _Json = False,
+) -> None:
+    """The field test: a hub is ready; a node reaches its hub, drafts, loses the link, falls back, comes back."""
+    found = dict[str, list[Found]]()
+    for name, checks in check_all(Manifest.read(manifest), ssh) if every else [(recorded_name() or "", check_this())]:
+        found[name] = checks
+        if not json_output:
+            Console().print(_table(name, checks))
+    told = as_json(found)
+    if json_output:
+        print_json(told)
+    if not told["ok"]:
+        raise typer.Exit(EXIT_ERROR)
+
+
+def _table(name: str, checks: list[Found]) -> Table:
+    table = Table(box=None, title=name, title_justify="left")
+    for heading in ("", "check", "found", "what to do"):
+        table.add_column(heading, overflow="fold")
+    for check in checks:
+        mark = "[green]ok[/]" if check.ok else "[bold red]FAILED[/]"
+        table.add_row(mark, check.name, Text(harmless(check.found)), Text(harmless(check.advice)))
+    return table
 
 
 @kit_app.command("digest")

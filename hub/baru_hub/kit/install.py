@@ -113,6 +113,7 @@ def plan(part: Part) -> list[Action]:
         actions += [Put(places.USERS, _USERS.encode()), User("baru", places.USER_ID)]
     owner = places.USER_ID
     actions.append(Put(places.SETTINGS, (part.folder / "baru.toml").read_bytes()))
+    actions.append(Put(places.MANIFEST, (part.bundle / places.MANIFEST.name).read_bytes()))
     for path in (places.ALLOWED, places.POSTURE):
         if (part.folder / path.name).exists():
             actions.append(Put(path, (part.folder / path.name).read_bytes()))

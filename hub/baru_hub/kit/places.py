@@ -8,6 +8,8 @@ from baru_common.errors import ConfigError
 
 SETTINGS = Path("/etc/baru/baru.toml")
 TLS = Path("/etc/baru/tls")
+MANIFEST = Path("/etc/baru/kit.toml")
+"""What the kit consists of: for the field test."""
 ALLOWED = Path("/etc/baru/allow")
 """A hub's list of who may connect; read again when it changes."""
 POSTURE = Path("/etc/baru/posture.toml")

@@ -68,6 +68,7 @@ def _hub(manifest: Manifest, machine: HubMachine, model_files: Mapping[str, str]
             "tls": str(places.TLS),
             "allow_file": str(places.ALLOWED),
             "metrics": f"127.0.0.1:{places.METRICS_PORT}",
+            "health": f"{'0.0.0.0' if inside else '127.0.0.1'}:{places.HEALTH_PORT}",  # noqa: S104
             "audit": str(places.STATE / "audit"),
         },
         "target": {"model": model_files[machine.target]} if machine.target else {},

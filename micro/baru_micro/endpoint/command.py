@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from baru_common.addresses import split_address
 from baru_common.cli_support import ConfigOption, LogFormatOption, OtlpOption, Say, configure_logs, given, stop_signal
 from baru_common.errors import ConfigError
 from baru_common.logs import LogFormat
+from baru_common.service_manager import notify, watched
 from baru_common.telemetry import TelemetryConfig
 from baru_common.workloads import DEFAULT_WORKLOAD
 from baru_micro.cli_options import (
@@ -71,16 +73,19 @@ def serve(
     logs = verbose or settings.log_format is LogFormat.JSON
 
     async def work() -> None:
+        from .arrival import first_hub
         from .server import running_endpoint
 
         stop, say = stop_signal(), Say(json_output=json_output)
         with observing(telemetry, log=logs) as observed:
-            async with (
-                settings.connect(observers=observed.observers) as node,
-                running_endpoint(node, serving, where, observed.page) as url,
-            ):
-                say.event("ready", url=f"{url}/v1", model=node.hub.target_name)
-                await stop.wait()
+            async with AsyncExitStack() as stack:
+                await stack.enter_async_context(watched(lambda: True))  # that the loop runs is all there is to say
+                if node := await first_hub(settings, observed.observers, stack, say, stop):
+                    url = await stack.enter_async_context(running_endpoint(node, serving, where, observed.page))
+                    say.event("ready", url=f"{url}/v1", model=node.hub.target_name)
+                    notify(READY="1", STATUS=f"serving {node.hub.target_name} at {url}")
+                    await stop.wait()
+                notify(STOPPING="1")
         say.event("stopped")
 
     uvloop.run(work())
