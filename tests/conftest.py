@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import baru_common.cache_folder
+import baru_common.folders
 from baru_common.model_files import DEFAULT_TARGET, LoadedModel, load
 
 
@@ -22,7 +22,7 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtu
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BARU_STATE_DIR", str(folder / "state"))
         if "target" in request.keywords:
-            yield baru_common.cache_folder.cache_folder()
+            yield baru_common.folders.cache_folder()
             return
         patch.setenv("BARU_CACHE_DIR", str(folder))
         yield folder

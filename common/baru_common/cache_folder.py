@@ -1,4 +1,4 @@
-"""Where converted weights and fetched tokenizers are kept between runs."""
+"""Files and folders that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -7,13 +7,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-import platformdirs
-
-
-def cache_folder() -> Path:
-    """The cache folder: `BARU_CACHE_DIR`, or the user's cache of this system. May not exist yet."""
-    return Path(os.environ.get("BARU_CACHE_DIR") or platformdirs.user_cache_path("baru"))
 
 
 def write_atomically(path: Path, data: bytes) -> None:

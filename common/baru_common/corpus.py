@@ -8,17 +8,15 @@ Only the user who owns the folder may read it; sessions of another identity draf
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
-
 from .cache_folder import write_atomically
 from .errors import ConfigError
+from .folders import data_folder
 
 DEFAULT_CORPUS = "default"
 MAX_TEXT_BYTES = 8 << 20
@@ -107,11 +105,6 @@ def corpora() -> list[Corpus]:
     """Every corpus of this node."""
     folder = data_folder() / "corpora"
     return [Corpus(path.name) for path in sorted(folder.glob("*")) if _NAME.fullmatch(path.name)]
-
-
-def data_folder() -> Path:
-    """Where the node keeps what is its own: `BARU_DATA_DIR`, or the user's data folder of this system."""
-    return Path(os.environ.get("BARU_DATA_DIR") or platformdirs.user_data_path("baru"))
 
 
 def _read(file: Path) -> tuple[str | None, str]:

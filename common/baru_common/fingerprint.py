@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from .cache_folder import cache_folder, write_atomically
+from .cache_folder import write_atomically
+from .folders import cache_folder
 
 _CHUNK_BYTES = 1 << 20
 

@@ -9,6 +9,7 @@ import typer
 
 from baru_common.cli_support import EXIT_ERROR, configure_logs, harmless, print_json
 from baru_common.errors import NotFound
+from baru_common.folders import state_folder
 from baru_common.model_files import DEFAULT_TARGET, locate
 
 from .canary import Record, Standing, judge
@@ -17,7 +18,7 @@ from .engines import Engine
 from .following import canary_folder
 from .posture import Document
 from .posture_cli import Json, State
-from .posture_store import PostureStore, state_folder
+from .posture_store import PostureStore
 
 canary_app = typer.Typer(no_args_is_help=True, help="What drafters have been seen to earn here, and who is admitted.")
 

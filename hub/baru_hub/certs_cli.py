@@ -6,12 +6,12 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Annotated, Any
 
-import platformdirs
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from baru_common.cli_support import print_json
+from baru_common.folders import config_folder
 from baru_common.identity import Role
 
 from .ca import LIFETIME, Authority, Issued
@@ -22,7 +22,7 @@ _Dir = Annotated[
     typer.Option("--dir", envvar="BARU_CA", help="Folder of the authority. It belongs on no hub and no node."),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-DEFAULT_FOLDER = platformdirs.user_config_path("baru") / "ca"
+DEFAULT_FOLDER = config_folder() / "ca"
 
 certs_app = typer.Typer(no_args_is_help=True, help="Certificates of a kit: who may connect to its hubs.")
 

@@ -14,13 +14,14 @@ from datetime import datetime
 from pathlib import Path
 
 from baru_common.errors import BaruError
+from baru_common.folders import state_folder
 from baru_common.frames import Finished
 from baru_common.receipts import PURPOSE, Statement, digests
 from baru_common.signatures import ANYBODY, spelled, utc_now
 
 from .audit_log import AuditLog
 from .session import Session
-from .signing import Notary, default_folder, state_folder
+from .signing import Notary, default_folder
 
 
 class Checkpoint:

@@ -202,6 +202,7 @@ def distill(
     target: Annotated[str, typer.Option(help="Target model, as for serve.")] = DEFAULT_TARGET,
     minutes: Annotated[float, typer.Option(min=0.1, help="Time to train.")] = 60.0,
     draft_vocab_size: Annotated[int, typer.Option(min=2, help="Ids that the head can draft.")] = 8192,
+    quoting: Annotated[float, typer.Option(min=0, max=2, help="Texts that quote, added for each text given.")] = 0.5,
     device: Annotated[str, typer.Option(help="Device, as torch names it.")] = "cpu",
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves the choice to torch.")] = 0,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
@@ -211,6 +212,7 @@ def distill(
     locate(target)
     import torch
 
+    from .distill.quoting import quoting as texts_that_quote
     from .distill.texts import read_texts
     from .distill.train import Recipe, Training
 
@@ -219,7 +221,9 @@ def distill(
     texts = read_texts(text)
     with Say(json_output=False).loading(target):
         loaded = load(target, device=device)
-    training = Training(loaded, texts, out, Recipe(draft_vocab_size=draft_vocab_size))
+    recipe = Recipe(draft_vocab_size=draft_vocab_size)
+    texts += texts_that_quote(texts, round(quoting * len(texts)), recipe.longest)
+    training = Training(loaded, texts, out, recipe)
     training.run(minutes * 60, lambda line: typer.echo(line))
     typer.echo(f"the head is in {out}")
 

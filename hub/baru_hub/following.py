@@ -9,13 +9,13 @@ from pathlib import Path
 
 from baru_common.board import detected_tier
 from baru_common.errors import ConfigError
+from baru_common.folders import state_folder
 
 from .canary import Standing, judge
 from .canary_run import measured
 from .canary_store import CanaryLedger
 from .engines import Engine
 from .posture_keeper import PostureKeeper, PostureSource
-from .posture_store import state_folder
 
 
 class CanaryMode(Enum):

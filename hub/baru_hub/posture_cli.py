@@ -9,12 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from baru_common.cli_support import harmless, print_json
+from baru_common.folders import state_folder
 
 from .canary_store import CanaryLedger
 from .following import canary_folder
 from .posture import Allowance, Decision, Document, decide, with_measured
 from .posture_diff import Difference, diff
-from .posture_store import PostureStore, read_document, state_folder
+from .posture_store import PostureStore, read_document
 from .published import SOURCE, PublishedRow, published_rows
 
 posture_app = typer.Typer(no_args_is_help=True, help="What each tier may do: the posture document.")

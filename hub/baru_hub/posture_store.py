@@ -20,19 +20,12 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-import platformdirs
-
 from baru_common.cache_folder import write_atomically
 from baru_common.errors import ConfigError, NotFound
 
 from .posture import MAX_BYTES, Document, parse
 
 _CURRENT, _HISTORY, _VERSIONS = "posture.toml", "history.jsonl", "versions"
-
-
-def state_folder() -> Path:
-    """Where a hub keeps what it was told and what it measured: `BARU_STATE_DIR`, or the user's state folder."""
-    return Path(os.environ.get("BARU_STATE_DIR") or platformdirs.user_state_path("baru"))
 
 
 def shipped_text() -> str:

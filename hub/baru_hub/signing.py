@@ -9,22 +9,17 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-import platformdirs
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from baru_common.certificates import Certificate
 from baru_common.errors import ConfigError
+from baru_common.folders import state_folder
 from baru_common.reread import Reread
 from baru_common.signatures import ANYBODY, SignedStatement, sign, utc_now
 
 KEY_FILE, CERTIFICATE_FILE = "receipts.key", "receipts.pem"
-
-
-def state_folder() -> Path:
-    """What a hub keeps for good: `BARU_STATE_DIR`, or the user's state folder of this system. May not exist yet."""
-    return Path(os.environ.get("BARU_STATE_DIR") or platformdirs.user_state_path("baru"))
 
 
 def default_folder() -> Path:

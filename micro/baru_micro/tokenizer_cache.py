@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
-from baru_common.cache_folder import cache_folder, write_atomically
+from baru_common.cache_folder import write_atomically
 from baru_common.errors import TokenizerMismatch
+from baru_common.folders import cache_folder
 from baru_common.tokens import TokenizerBundle
 
 _log = logging.getLogger(__name__)

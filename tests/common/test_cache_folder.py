@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from baru_common import cache_folder as module
 from baru_common.cache_folder import folder_written_atomically, write_atomically
 
 
@@ -15,22 +14,6 @@ class Crash(BaseException):
 
 def crash(*_: object) -> None:
     raise Crash
-
-
-def test_the_folder_is_the_one_that_the_environment_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BARU_CACHE_DIR", str(tmp_path / "mine"))
-    assert module.cache_folder() == tmp_path / "mine"
-    assert not (tmp_path / "mine").exists()
-
-
-@pytest.mark.parametrize("value", ["", None])
-def test_without_it_the_users_cache_serves(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    if value is None:
-        monkeypatch.delenv("BARU_CACHE_DIR")
-    else:
-        monkeypatch.setenv("BARU_CACHE_DIR", value)
-    assert module.cache_folder().is_absolute()
-    assert "baru" in module.cache_folder().parts
 
 
 def test_a_file_is_written_whole_and_alone(tmp_path: Path) -> None:

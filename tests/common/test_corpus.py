@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from baru_common import corpus as module
-from baru_common.corpus import DEFAULT_CORPUS, SUFFIXES, Added, Corpus, corpora, data_folder
+from baru_common.corpus import DEFAULT_CORPUS, SUFFIXES, Added, Corpus, corpora
 from baru_common.drafters import load_drafter
 from baru_common.errors import ConfigError
+from baru_common.folders import data_folder
 
 
 @pytest.fixture(autouse=True)

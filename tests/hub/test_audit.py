@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from baru_common.errors import AuditBroken, ConfigError, HubUnavailable
+from baru_common.folders import state_folder
 from baru_common.signatures import Trust
 from baru_hub.audit import HEAD_FILE, Record, Report, check_log, log_files
 from baru_hub.audit_cli import app
 from baru_hub.audit_log import REFUSAL_WINDOW, AuditLog
-from baru_hub.signing import Notary, state_folder
+from baru_hub.signing import Notary
 from support.signers import NOW
 
 _WAIT_S = 10.0

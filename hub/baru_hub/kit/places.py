@@ -29,6 +29,7 @@ RECORD = PROGRAM / "installed.json"
 USER_ID = 65532
 """Of the user `baru` that services run as, and that owns the keys."""
 HUB_PORT, HEALTH_PORT, METRICS_PORT, ENDPOINT_PORT = 7443, 7444, 9464, 8000
+IN_CONTAINERS = "0.0.0.0"  # noqa: S104  # which have an address of their own that is known only once they run
 
 
 def deploy_file(*parts: str) -> Path:

@@ -64,11 +64,11 @@ def _hub(manifest: Manifest, machine: HubMachine, model_files: Mapping[str, str]
     inside = machine.run is not Run.SYSTEMD  # a container has an address of its own
     tables: _Table = {
         "hub": {
-            "listen": f"{'0.0.0.0' if inside else machine.address}:{places.HUB_PORT}",  # noqa: S104
+            "listen": f"{places.IN_CONTAINERS if inside else machine.address}:{places.HUB_PORT}",
             "tls": str(places.TLS),
             "allow_file": str(places.ALLOWED),
             "metrics": f"127.0.0.1:{places.METRICS_PORT}",
-            "health": f"{'0.0.0.0' if inside else '127.0.0.1'}:{places.HEALTH_PORT}",  # noqa: S104
+            "health": f"{places.IN_CONTAINERS if inside else '127.0.0.1'}:{places.HEALTH_PORT}",
             "audit": str(places.STATE / "audit"),
         },
         "target": {"model": model_files[machine.target]} if machine.target else {},

@@ -10,8 +10,8 @@ import typer
 import uvloop
 
 from baru_common.cli_support import ConfigOption, LogFormatOption, configure_logs, given
-from baru_common.corpus import data_folder
 from baru_common.errors import ConfigError
+from baru_common.folders import data_folder
 from baru_common.logs import LogFormat
 from baru_common.sampling import SamplingParams
 from baru_micro.cli_options import (
