@@ -10,12 +10,17 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 
-def notify(**facts: str) -> None:
+_PATIENCE_S = 1.0
+"""How long a manager that does not listen may hold up what is said once."""
+
+
+def notify(patience_s: float = _PATIENCE_S, **facts: str) -> None:
     """Tell the manager, if there is one: `notify(READY="1", STATUS="serving")`. It never fails."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
+        end.settimeout(patience_s)
         end.connect(f"\0{address[1:]}" if address[0] == "@" else address)
         end.send("\n".join(f"{name}={value}" for name, value in facts.items()).encode())
 
@@ -40,7 +45,7 @@ async def watched(goes_on: Callable[[], bool]) -> AsyncIterator[None]:
     async def tell() -> None:
         while True:
             if goes_on():
-                notify(WATCHDOG="1")
+                notify(patience_s=0, WATCHDOG="1")
             await asyncio.sleep(period_s / 3)
 
     telling = asyncio.create_task(tell(), name="baru-watchdog")
