@@ -12,7 +12,7 @@ CHAOS_SEED ?= $(shell date +%s)
 FUZZ_SEED ?= $(shell date +%s)
 FUZZ_CASES ?= 100000
 
-.PHONY: help setup demo test lint types imports protos protos-lint protos-check unit test-full golden bench bench-models bench-pair soak chaos fuzz clean
+.PHONY: help setup demo test lint types imports protos protos-lint protos-check unit deploy-check check-aarch64 test-full golden bench bench-models bench-pair soak chaos fuzz clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -57,6 +57,12 @@ protos-check: ## The generated code is what the contract says
 # A file's tests stay in one process, since they share what is loaded once; in the order of the folders.
 unit: $(STAMP) ## Tests, in WORKERS processes
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -m 'not full' --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+deploy-check: $(STAMP) ## Every manifest by the tool that knows its kind; the wheel and what it asks for
+	@$(BIN)/pytest tests/deploy
+
+check-aarch64: $(STAMP) ## Asks the index whether every pinned package has a wheel for the boards; takes a few minutes
+	@$(BIN)/python tools/check_aarch64.py
 
 test-full: $(STAMP) ## Long forms: every prompt, every drafter, against transformers' own greedy output
 	@$(BIN)/pytest -m full --timeout 7200 -s

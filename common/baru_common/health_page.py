@@ -36,6 +36,8 @@ class HealthPage:
         self._listen, self._certificate = listen, certificate
         self.says: Callable[[], str] = lambda: state
         self.address = ""
+        self.device = ""
+        """What the service runs on, said beside its state where that is something to know."""
         self._server: _Server | None = None
 
     def __enter__(self) -> HealthPage:
@@ -128,6 +130,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/plain; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Connection", "close")
+        if self.server.page.device:
+            self.send_header("X-Baru-Device", self.server.page.device)
         self.end_headers()
         self.wfile.write(body)
 

@@ -122,7 +122,15 @@ def locate(spec: str) -> ModelFiles:
     """
     if spec in _PACKAGED:
         return ModelFiles(spec, _packaged(spec))
-    path = Path(spec).expanduser()
+    try:
+        return _located(spec, Path(spec).expanduser())
+    except OSError as error:
+        raise ModelFileError(
+            f"{error.filename} cannot be read: {error.strerror}", hint="let this user read the model: chmod -R a+rX"
+        ) from error
+
+
+def _located(spec: str, path: Path) -> ModelFiles:
     if not path.exists():
         raise ModelFileError(
             f"there is no model at {spec}",

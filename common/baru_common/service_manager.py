@@ -9,7 +9,6 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-
 _PATIENCE_S = 1.0
 """How long a manager that does not listen may hold up what is said once."""
 

@@ -166,8 +166,18 @@ def _parsed(path: Path, parse: Callable[[], _T]) -> _T:
         raise ConfigError(f"{path}: {error.message}", hint=error.hint or _MAKE) from error
 
 
+def readable_by_others(key: Path) -> bool:
+    """Whether a key's file lets others than its reader read it. Somebody else's file that this process reads by its
+    group is private enough: that is how a cluster lends a secret to a pod."""
+    if os.name != "posix":
+        return False
+    found = key.stat()
+    lent = found.st_uid != os.geteuid() and found.st_gid in (os.getegid(), *os.getgroups())
+    return bool(stat.S_IMODE(found.st_mode) & (0o037 if lent else 0o077))
+
+
 def _check_private(key: Path) -> None:
-    if os.name == "posix" and stat.S_IMODE(key.stat().st_mode) & 0o077:
+    if readable_by_others(key):
         raise ConfigError(f"{key} can be read by others", hint=f"chmod 600 {key}")
 
 

@@ -3,6 +3,7 @@
 #   ./install.sh MACHINE [--dry-run] [--fingerprint SHA256] [more options of `baru-hub kit install`]
 # It needs Python 3.10 or later, openssl and coreutils. BARU_PYTHON names another Python.
 set -eu
+umask 022
 
 bundle=$(cd "$(dirname "$0")" && pwd)
 machine=${1:-}

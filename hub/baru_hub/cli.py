@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,7 @@ from baru_common.cli_support import (
     Say,
     configure_logs,
     given,
+    print_json,
     print_settings,
     run,
     stop_signal,
@@ -29,6 +31,7 @@ from baru_common.errors import ConfigError
 from baru_common.health_page import READY, HealthPage
 from baru_common.identity import Role
 from baru_common.model_files import DEFAULT_TARGET, load, locate
+from baru_common.preflight import look, usable_device
 from baru_common.service_manager import notify, watched
 from baru_common.tls import TlsFiles
 
@@ -97,6 +100,9 @@ def serve(
         str, typer.Option(help="Numeric type of the target: bfloat16, float32 or float16.")
     ] = TargetConfig.dtype,
     device: Annotated[str, typer.Option(help="Device of the target, as torch names it.")] = TargetConfig.device,
+    allow_cpu: Annotated[
+        bool, typer.Option("--allow-cpu", help="Use the CPU when the GPU of --device cannot be used.")
+    ] = TargetConfig.allow_cpu,
     threads: Annotated[
         int, typer.Option(min=0, help="CPU threads of the target; 0 leaves the choice to torch.")
     ] = TargetConfig.threads,
@@ -165,10 +171,26 @@ def serve(
     from .vestibule import vestibule
 
     say = Say(json_output=json_output)
+    target = _on_usable_device(target, say)
     with HealthPage(hub.health, "loading") as page:
+        page.device = target.device if target.engine == TargetConfig.engine else ""
         with vestibule(hub), say.loading(target.name):
             runs = _simulated_engine(target.profile) if target.profile else _transformers_engine(target)
         uvloop.run(_serve(runs, hub, say, follow, page))
+
+
+@app.command()
+def preflight(
+    config: ConfigOption = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Does this machine's system go with this program, and can the target's device be used? Exit code 1: no."""
+    target = ConfigFile.read(config).settings("target", TargetConfig, {})
+    device = usable_device(target.device, allow_cpu=target.allow_cpu)
+    if json_output:
+        print_json({"device": device, "found": str(look())})
+    else:
+        typer.echo(f"the target can run on {device} ({look()})")
 
 
 @app.command()
@@ -228,6 +250,14 @@ def distill(
     typer.echo(f"the head is in {out}")
 
 
+def _on_usable_device(target: TargetConfig, say: Say) -> TargetConfig:
+    """What cannot run here is said before the target loads."""
+    device = usable_device(target.device, allow_cpu=target.allow_cpu)
+    if device != target.device:
+        say.event("preflight", asked=target.device, device=device, found=str(look()))
+    return replace(target, device=device)
+
+
 def _simulated_engine(profile: str) -> Engine:
     from .engines.simulated import DeviceProfile, SimulatedEngine
 
@@ -277,6 +307,7 @@ async def _serve(engine: Engine, config: HubConfig, say: Say, follow: Follow, pa
         facts |= {"metrics": hub.metrics} if hub.metrics else {}
         facts["posture"] = keeper.name
         facts |= {"health": page.address} if page.address else {}
+        facts |= {"device": page.device} if page.device else {}
         await stack.enter_async_context(watched(hub.verifier.goes_on))
         say.event("ready", address=hub.address, target=spec.target_name, engine=spec.engine, **facts)
         page.says = lambda: _state(hub.verifier)

@@ -62,6 +62,8 @@ class TargetConfig:
     """Numeric type: bfloat16, float32 or float16."""
     device: str = "cpu"
     """As torch names it."""
+    allow_cpu: bool = False
+    """Run on the CPU when `device` is a GPU that cannot be used; else that is an error."""
     threads: int = 0
     """CPU threads; 0 leaves the choice to torch."""
 

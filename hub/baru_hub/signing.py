@@ -18,6 +18,7 @@ from baru_common.errors import ConfigError
 from baru_common.folders import state_folder
 from baru_common.reread import Reread
 from baru_common.signatures import ANYBODY, SignedStatement, sign, utc_now
+from baru_common.tls import readable_by_others
 
 KEY_FILE, CERTIFICATE_FILE = "receipts.key", "receipts.pem"
 
@@ -103,7 +104,7 @@ def _make_key(path: Path) -> None:
 
 def _read_key(path: Path) -> Ed25519PrivateKey:
     try:
-        if path.stat().st_mode & 0o077:
+        if readable_by_others(path):
             raise ConfigError(f"{path} can be read by others", hint=f"chmod 600 {path}")
         key = serialization.load_pem_private_key(path.read_bytes(), password=None)
     except (OSError, ValueError, TypeError) as error:

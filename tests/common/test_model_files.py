@@ -255,3 +255,14 @@ def test_a_state_that_cannot_be_cut_back_is_refused_by_name(config: Callable[[],
 def test_full_attention_is_allowed(config: type[PreTrainedConfig]) -> None:
     require_truncatable(model_with(config(num_hidden_layers=2)))  # type: ignore[call-arg]
     require_truncatable(tiny_target())
+
+
+def test_a_file_that_this_user_may_not_read_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests' own user may read everything, so the refusal is made up."""
+
+    def refuse(config: Path, _: object) -> None:
+        raise PermissionError(13, "Permission denied", str(config))
+
+    monkeypatch.setattr("baru_common.model_files.check_sizes", refuse)
+    with pytest.raises(ModelFileError, match=r"config\.json cannot be read: Permission denied"):
+        locate(str(folder))

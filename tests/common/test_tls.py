@@ -11,7 +11,7 @@ import pytest
 
 from baru_common.errors import ClockError, ConfigError, Unauthenticated
 from baru_common.identity import Role
-from baru_common.tls import MEMBERS, RELEASED, TlsFiles, server_credentials
+from baru_common.tls import MEMBERS, RELEASED, TlsFiles, readable_by_others, server_credentials
 from support.kits import Kit, kit
 
 
@@ -66,6 +66,17 @@ def test_what_is_wrong_is_named(spoil: Callable[[Path], object], words: str, fol
     with pytest.raises(ConfigError, match=words) as refused:
         TlsFiles.of(folder, *MEMBERS).load(*MEMBERS)
     assert refused.value.hint
+
+
+@pytest.mark.parametrize(("mode", "found"), [(0o400, False), (0o440, False), (0o460, True), (0o444, True)])
+def test_a_key_may_be_lent_to_a_group(mode: int, found: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a cluster mounts a secret: of its own user, readable by the pod's group."""
+    key = folder / "node.key"
+    key.chmod(mode)
+    owner = key.stat()
+    monkeypatch.setattr("os.geteuid", lambda: owner.st_uid + 1)
+    monkeypatch.setattr("os.getegid", lambda: owner.st_gid)
+    assert readable_by_others(key) is found
 
 
 def test_a_hub_needs_a_hubs_certificate(folder: Path) -> None:

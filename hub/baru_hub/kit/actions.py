@@ -101,12 +101,15 @@ class Copy:
         return self.path.exists() and digest_of(self.path) == digest_of(self.source)
 
     def do(self) -> None:
-        """Beside its place first: a reader sees the old one or the new one."""
+        """Beside its place first: a reader sees the old one or the new one. Services may read it, whoever could read
+        the source."""
         new = self.path.with_name(f".{self.path.name}.new")
         _remove(new)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.source.is_dir():
-            shutil.copytree(self.source, new)
+            shutil.copytree(self.source, new, copy_function=shutil.copyfile)
+            for folder in (new, *(path for path in new.rglob("*") if path.is_dir())):
+                folder.chmod(0o755)
             _remove(self.path)
         else:
             shutil.copyfile(self.source, new)

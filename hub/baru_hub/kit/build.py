@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import shutil
 import subprocess
 import sys
@@ -32,10 +33,10 @@ from baru_hub.ca import Authority
 
 from . import places, render
 from .boards import board
-from .manifest import HubMachine, Manifest, Model
+from .manifest import HubMachine, Manifest, Model, Run
 from .sbom import sbom
 from .seal import SEALED_APART, digest_of, fingerprint, seal
-from .wheelhouse import Pin, fetch, own_wheel, requirements, resolve
+from .wheelhouse import Pin, own_wheel, packages, requirements
 
 OPERATOR = "operator"
 """Who looks after the kit: a certificate of its own, for console and metrics."""
@@ -72,7 +73,7 @@ class Bundle:
         write_atomically(self.out / "sbom.cdx.json", sbom(self.manifest, pins).encode())
         write_atomically(self.out / "kit.toml", self.manifest.path.read_bytes())
         self._copied(places.deploy_file("kit", "install.sh"), self.out / "install.sh")
-        for part in ("systemd", "compose", "k3s"):
+        for part in ("systemd", "compose", "images", "k3s"):
             self._copied(places.deploy_file(part), self.out / "deploy" / part)
         return self._seal()
 
@@ -118,7 +119,23 @@ class Bundle:
             write_atomically(folder / "allow", render.allowed(manifest).encode())
             if manifest.kit.posture:
                 self._copied(manifest.path.parent / manifest.kit.posture, folder / "posture.toml")
+        self._for_containers(name, folder)
         _check_settings(name, role, folder / "baru.toml")
+
+    def _for_containers(self, name: str, folder: Path) -> None:
+        """Write what compose or k3s has to know, and a key for the endpoint of a node; it stays the same."""
+        manifest, role, run = self.manifest, self.manifest.role(name), self.manifest.machines[name].run
+        if role is Role.NODE and run is not Run.SYSTEMD:
+            keys = folder / "tls" / places.API_KEYS.name
+            if not keys.exists():
+                write_atomically(keys, f"{secrets.token_urlsafe(32)}\n".encode())
+        if run is Run.COMPOSE:
+            write_atomically(folder / "compose.env", render.compose_environment(manifest, name).encode())
+        elif run is Run.K3S and role is Role.HUB:
+            files = [file for file in ("baru.toml", "allow", "posture.toml") if (folder / file).exists()]
+            keys_of = [file.name for file in (folder / "tls").iterdir()]
+            text = render.k3s_instance(manifest, name, files, keys_of)
+            write_atomically(folder / "kustomization.yaml", text.encode())
 
     def _certificate(self, name: str, role: Role, *, renew: bool) -> None:
         """Issue one, unless there is one that holds for long enough."""
@@ -144,22 +161,28 @@ class Bundle:
     # -- packages
 
     def _packages(self, wheel: Path | None) -> list[Pin]:
-        """Fetch the wheels of every kind of machine, and write each machine's list."""
+        """Have the wheels of every kind of machine there, and no others; write each machine's list."""
         found: dict[str, list[Pin]] = {}
-        scratch = self.out / ".wheel"
+        scratch, wheels = self.out / ".wheel", self.out / "wheels"
+        wheels.mkdir(exist_ok=True)
         shutil.rmtree(scratch, ignore_errors=True)
         try:
-            own = wheel or own_wheel(scratch)
+            own = wheel or own_wheel(scratch, wheels)
             for name, machine in self.manifest.machines.items():
                 kind = render.kind(machine)
                 if kind not in found:
                     self._say(f"packages for {kind}")
-                    found[kind] = resolve(own, render.extras(machine), board(machine.board))
-                    fetch(found[kind], board(machine.board), own, self.out / "wheels")
+                    lock = wheels / f"{kind}.txt"
+                    found[kind] = packages(own, render.extras(machine), board(machine.board), wheels, lock)
                 self._list(name, requirements(found[kind]))
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        return [pin for pins in found.values() for pin in pins]
+        pins = [pin for pins in found.values() for pin in pins]
+        needed = {pin.sha256 for pin in pins}
+        for file in wheels.iterdir():
+            if digest_of(file) not in needed and file.stem not in found:
+                file.unlink()
+        return pins
 
     def _list(self, name: str, packages: str) -> None:
         """Write what a machine installs, and the name of its release: it says which packages that are."""

@@ -18,7 +18,7 @@ from .actions import Action, Copy, Folder, Link, Put, User, apply, run
 from .manifest import Run
 from .seal import SEALED_APART, check_seal, digest_of, fingerprint
 
-_USERS = f"g baru {places.USER_ID}\nu baru {places.USER_ID}:baru Baru {places.STATE}\n"
+_USERS = f"g video 44\ng render -\ng baru {places.USER_ID}\nu baru {places.USER_ID}:baru Baru {places.STATE}\n"
 _PROFILE = f"export BARU_CONFIG={places.SETTINGS}\n"
 _SYSTEMD_RUNS = Path("/run/systemd/system")
 _KEPT_RELEASES = 2
@@ -132,14 +132,33 @@ def plan(part: Part) -> list[Action]:
 
 
 def _service(part: Part) -> list[Action]:
-    deploy = part.bundle / "deploy"
-    if part.run is not Run.SYSTEMD:
-        return [Copy(deploy / part.run.value, places.SETTINGS.parent / part.run.value)]
+    """What runs it: a unit, or the manifests and what makes them this machine's."""
+    deploy, to = part.bundle / "deploy", places.SETTINGS.parent / part.run.value
+    if part.run is Run.COMPOSE:
+        environment = (part.folder / "compose.env").read_bytes()
+        return [*_files(deploy / "compose", to), Put(to / ".env", environment)]
+    if part.run is Run.K3S:
+        return [Folder(places.STATE, places.USER_ID), *_files(deploy / "k3s", to), *_instance(part, to / "instance")]
     limit = f"MemoryMax={part.memory_mb}M\n" if part.memory_mb else ""
     return [
         Put(places.UNITS / part.unit, (deploy / "systemd" / part.unit).read_bytes()),
         Put(places.UNITS / f"{part.unit}.d" / "kit.conf", f"[Service]\n{limit}".encode()),
     ]
+
+
+def _files(source: Path, to: Path) -> list[Action]:
+    found = sorted(path for path in source.rglob("*") if path.is_file())
+    return [Put(to / path.relative_to(source), path.read_bytes()) for path in found]
+
+
+def _instance(part: Part, to: Path) -> list[Action]:
+    """The hub's own kustomization, with what it makes a ConfigMap and a Secret of."""
+    if part.role is not Role.HUB:
+        return []
+    names = ("kustomization.yaml", "baru.toml", "allow", "posture.toml")
+    plain = [Put(to / name, (part.folder / name).read_bytes()) for name in names if (part.folder / name).exists()]
+    keys = [Put(to / file.name, file.read_bytes(), 0o600) for file in sorted((part.folder / "tls").iterdir())]
+    return [*plain, *keys]
 
 
 def install(part: Part, say: Callable[[str], None], *, dry_run: bool, start: bool) -> None:
@@ -151,6 +170,7 @@ def install(part: Part, say: Callable[[str], None], *, dry_run: bool, start: boo
         raise ConfigError("setting up a machine takes root", hint="use sudo; --dry-run shows what would be done")
     if not dry_run and not (part.release_folder / ".complete").exists():
         raise ConfigError(f"{part.release_folder} is not there", hint="use ./install.sh of the bundle: it makes it")
+    os.umask(0o022)
     before = places.CURRENT.readlink() if places.CURRENT.is_symlink() else None
     actions = plan(part)
     changed = apply(actions, dry_run=dry_run)
@@ -159,11 +179,18 @@ def install(part: Part, say: Callable[[str], None], *, dry_run: bool, start: boo
     if not dry_run:
         _record(part, actions)
     if part.run is Run.SYSTEMD and start:
-        _start(part, before, say, dry_run=dry_run, again=bool(changed))
+        again = any(not _read_again(action) for action in changed)
+        _start(part, before, say, dry_run=dry_run, again=again)
     if not dry_run:
         _forget_releases(part.release_folder, before)
     if not changed:
         say(f"{part.name} is as the bundle says")
+
+
+def _read_again(action: Action) -> bool:
+    """Whether a running service sees the change by itself."""
+    path = action.path if isinstance(action, Put) else None
+    return path is not None and (path in (places.ALLOWED, places.MANIFEST) or path.parent == places.TLS)
 
 
 def _start(part: Part, before: Path | None, say: Callable[[str], None], *, dry_run: bool, again: bool) -> None:

@@ -13,6 +13,8 @@ MANIFEST = Path("/etc/baru/kit.toml")
 ALLOWED = Path("/etc/baru/allow")
 """A hub's list of who may connect; read again when it changes."""
 POSTURE = Path("/etc/baru/posture.toml")
+API_KEYS = TLS / "api.keys"
+"""Who may use the endpoint of a node in a container: its port is not on that container's loopback."""
 PROGRAM = Path("/opt/baru")
 RELEASES = PROGRAM / "releases"
 CURRENT = PROGRAM / "current"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tomli_w
 
+from baru_common import __version__
 from baru_common.identity import Role
 
 from . import places
@@ -57,7 +59,7 @@ def facts(manifest: Manifest, name: str, release: str) -> _Table:
 
 def kind(machine: HubMachine | NodeMachine) -> str:
     """Machines of one kind install the same packages."""
-    return f"{machine.board}, {', '.join(extras(machine))}"
+    return "-".join((machine.board, *extras(machine)))
 
 
 def _hub(manifest: Manifest, machine: HubMachine, model_files: Mapping[str, str]) -> _Table:
@@ -67,20 +69,63 @@ def _hub(manifest: Manifest, machine: HubMachine, model_files: Mapping[str, str]
             "listen": f"{places.IN_CONTAINERS if inside else machine.address}:{places.HUB_PORT}",
             "tls": str(places.TLS),
             "allow_file": str(places.ALLOWED),
-            "metrics": f"127.0.0.1:{places.METRICS_PORT}",
+            "metrics": f"{places.IN_CONTAINERS if inside else '127.0.0.1'}:{places.METRICS_PORT}",
             "health": f"{places.IN_CONTAINERS if inside else '127.0.0.1'}:{places.HEALTH_PORT}",
             "audit": str(places.STATE / "audit"),
         },
         "target": {"model": model_files[machine.target]} if machine.target else {},
     }
+    if inside:
+        tables["hub"]["metrics_tls"] = [str(places.TLS / name) for name in ("hub.pem", "hub.key", "ca.pem")]
     return tables | ({"posture": {"document": str(places.POSTURE)}} if manifest.kit.posture else {})
 
 
 def _node(manifest: Manifest, machine: NodeMachine) -> _Table:
     hubs = [manifest.hubs[name].address for name in manifest.hubs_of(machine)]
+    inside = machine.run is not Run.SYSTEMD
     return {
         "hub": [f"{address}:{places.HUB_PORT}" for address in hubs],
         "tls": str(places.TLS),
         "drafter": machine.drafter,
-        "listen": f"127.0.0.1:{places.ENDPOINT_PORT}",
+        "listen": f"{places.IN_CONTAINERS if inside else '127.0.0.1'}:{places.ENDPOINT_PORT}",
+        **({"api_key_file": str(places.API_KEYS)} if inside else {}),
     }
+
+
+def compose_environment(manifest: Manifest, name: str) -> str:
+    """What compose.yaml has to know of a machine beyond its settings file."""
+    machine, role = manifest.machines[name], manifest.role(name).value
+    kind = {"thor": "thor", "orin": "orin"}.get(machine.board, "cpu")
+    lines = {
+        "COMPOSE_PROFILES": role,
+        "COMPOSE_FILE": "compose.yaml" if kind == "cpu" else "compose.yaml:jetson.yaml",
+        f"BARU_{role.upper()}_IMAGE": f"baru-{role}:{__version__}-{kind}",
+        **({"BARU_ADDRESS": machine.address} if role == Role.HUB.value else {}),
+        **({f"BARU_{role.upper()}_MEMORY": f"{machine.memory_mb}m"} if machine.memory_mb else {}),
+    }
+    return "".join(f"{key}={value}\n" for key, value in lines.items())
+
+
+def k3s_instance(manifest: Manifest, name: str, files: Iterable[str], secrets: Iterable[str]) -> str:
+    """A kustomization that makes the overlay of a hub's board this hub: `files` and `secrets` lie beside it."""
+    machine = manifest.machines[name]
+    nodes = any(node.run is Run.K3S for node in manifest.nodes.values())
+    overlays = ["thor-hub" if machine.board == "thor" else "single-box"]
+    overlays += ["orin-node"] if nodes and machine.board == "thor" else []
+    limits = {"limits": {"memory": f"{machine.memory_mb}Mi"}}
+    patch = [{"op": "add", "path": "/spec/template/spec/containers/0/resources/limits", "value": limits["limits"]}]
+    made: _Table = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [f"../overlays/{overlay}" for overlay in overlays],
+        "configMapGenerator": [_generator("baru-hub", files)],
+        "secretGenerator": [_generator("baru-hub-tls", secrets)],
+        "patches": [{"target": {"kind": "StatefulSet", "name": "baru-hub"}, "patch": json.dumps(patch)}]
+        if machine.memory_mb
+        else [],
+    }
+    return json.dumps(made, indent=1)
+
+
+def _generator(name: str, files: Iterable[str]) -> _Table:
+    return {"name": name, "namespace": "baru", "behavior": "replace", "files": sorted(files)}

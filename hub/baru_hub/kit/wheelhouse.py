@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -13,10 +14,13 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
+from baru_common import __version__
+from baru_common.cache_folder import write_atomically
 from baru_common.errors import ConfigError
 
 from .boards import Board
 from .places import deploy_file
+from .seal import digest_of
 
 _PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
 PROJECT = "baru-drafting"
@@ -35,17 +39,45 @@ class Pin:
         """As a requirement that pip takes no other file for."""
         return f"{self.name}=={self.version} --hash=sha256:{self.sha256}"
 
+    @classmethod
+    def read(cls, line: str) -> Pin:
+        """Read `line` again."""
+        name, _, rest = line.partition("==")
+        version, _, sha256 = rest.partition(" --hash=sha256:")
+        return cls(name, version, sha256)
 
-def own_wheel(into: Path) -> Path:
-    """Make the wheel of this project from the source tree that runs; ConfigError when it runs from none."""
+
+def own_wheel(into: Path, bundled: Path) -> Path:
+    """Return the wheel of this project: made from the source tree that runs, else the one that is in `bundled` already;
+    ConfigError when there is neither."""
     source = Path(__file__).parents[3]
     if not (source / "pyproject.toml").exists():
+        if found := sorted(bundled.glob(f"{PROJECT.replace('-', '_')}-{__version__}-*.whl")):
+            return found[0]
         raise ConfigError(
             "this program was installed from a wheel, and does not have that any more",
             hint="give it: --wheel baru_drafting-VERSION-py3-none-any.whl",
         )
-    _pip("wheel", "--quiet", "--no-deps", "--wheel-dir", str(into), str(source))
+    _pip("wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(into), str(source))
     return next(into.glob("baru_drafting-*.whl"))
+
+
+def packages(wheel: Path, extras: Sequence[str], board: Board, into: Path, lock: Path) -> list[Pin]:
+    """Put all that this project needs on a board into a folder, and return it. What `lock` says of the same wheel is
+    taken, and what is there is not fetched: a bundle that is brought up to date needs no network."""
+    asked = repr((board, extras, sys.version_info[:2] if not board.python else "", digest_of(wheel)))
+    key = hashlib.sha256(asked.encode() + deploy_file("kit", "constraints.txt").read_bytes()).hexdigest()
+    pins = _read_lock(lock, key) or resolve(wheel, extras, board)
+    if not {pin.sha256 for pin in pins} <= {digest_of(file) for file in into.glob("*.whl")}:
+        fetch(pins, board, wheel, into)
+    write_atomically(lock, f"# {key}\n{requirements(pins)}".encode())
+    return pins
+
+
+def _read_lock(lock: Path, key: str) -> list[Pin]:
+    """What was resolved for the same question; nothing if it was another, or none."""
+    first, *lines = lock.read_text().splitlines() if lock.exists() else [""]
+    return [Pin.read(line) for line in lines] if first == f"# {key}" else []
 
 
 def resolve(wheel: Path, extras: Sequence[str], board: Board) -> list[Pin]:
