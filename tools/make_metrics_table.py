@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from baru_common.board_state import INSTRUMENTS as BOARD
 from baru_common.instruments import Instrument
 from baru_hub.instruments import INSTRUMENTS as HUB
 from baru_micro.instruments import INSTRUMENTS as NODE
 
 PAGE = Path(__file__).parent.parent / "docs" / "telemetry.md"
-TABLES = {"hub": HUB, "node": NODE}
+TABLES = {"hub": HUB, "node": NODE, "board": BOARD}
 
 
 def table(instruments: Sequence[Instrument]) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from baru_common import board_state
 from baru_common.errors import error_tree
 from baru_common.frames import FinishReason
 from baru_common.instruments import Bounded, Instrument, Labels, Ledger, Series
@@ -124,7 +125,8 @@ class HubTelemetry(HubObserver):
     def exporting(self, config: TelemetryConfig, target: str) -> Iterator[str]:
         """Export while the block runs; yield where it is scraped."""
         self._model = {"model": target}
-        found = exporting(config, "baru-hub", INSTRUMENTS, self.ledger, self._gauges(), self._model)
+        instruments, gauges = [*INSTRUMENTS, *board_state.INSTRUMENTS], {**self._gauges(), **board_state.gauges()}
+        found = exporting(config, "baru-hub", instruments, self.ledger, gauges, self._model)
         with found as self._telemetry:
             yield self._telemetry.address
 

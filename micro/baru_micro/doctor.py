@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from baru_common import __version__
+from baru_common import __version__, board_state
 from baru_common.drafters import load_drafter
 from baru_common.errors import BaruError, HubUnavailable
 from baru_common.frames import PROTOCOL_REVISION, HubDescription
@@ -62,6 +62,7 @@ class Doctor:
             ("drafter", self._drafter),
             ("posture", self._posture),
             ("round trip", self._round_trip),
+            ("board", self._board),
         )
         try:
             for name, step in steps:
@@ -100,6 +101,9 @@ class Doctor:
         version, digest = self._hub.posture_version, self._hub.posture_digest
         self.document = f"version {version}, digest {digest.hex()[:12]}" if digest else "none"
         return self.document
+
+    async def _board(self, channel: HubChannel) -> str:  # noqa: ARG002
+        return str(board_state.look())
 
     async def _round_trip(self, channel: HubChannel) -> str:
         samples_ms = []

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from baru_common import board_state
 from baru_common.errors import error_tree
 from baru_common.frames import FinishReason
 from baru_common.instruments import Bounded, Instrument, Labels, Ledger, Series
@@ -92,8 +93,11 @@ class NodeTelemetry(NodeObserver):
             LINK_STATE.name: lambda: self.link_states,
             ROUND_TRIP_NOW.name: lambda: self._round_trips_s,
             RUNNING.name: lambda: {(): len(self._running)},
+            **board_state.gauges(),
         }
-        with exporting(config, "baru-micro", INSTRUMENTS, self.ledger, gauges, {}) as self._telemetry:
+        with exporting(
+            config, "baru-micro", [*INSTRUMENTS, *board_state.INSTRUMENTS], self.ledger, gauges, {}
+        ) as self._telemetry:
             yield self._telemetry
 
     # -- links

@@ -19,7 +19,7 @@ from support.hubs import hub_of
 from support.kits import kit
 from support.tiny import save, tiny_target
 
-_STEPS = ["reachable", "healthy", "versions", "tokenizer", "drafter", "posture", "round trip"]
+_STEPS = ["reachable", "healthy", "versions", "tokenizer", "drafter", "posture", "round trip", "board"]
 _TARGET = tiny_target()
 
 
