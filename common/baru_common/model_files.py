@@ -226,14 +226,18 @@ def _from_gguf(files: ModelFiles, dtype: str) -> tuple[Any, Any]:
     return model, tokenizer
 
 
+def converted_folder(files: ModelFiles, dtype: str) -> Path:
+    """Where the safetensors copy of a GGUF file is, or will be."""
+    version = metadata.version("transformers")
+    return cache_folder() / "models" / f"{file_digest(files.path)[:24]}-{dtype}-{version}"
+
+
 def _converted(files: ModelFiles, dtype: str) -> Path | None:
     """Return the folder with the safetensors copy of a GGUF file, made now if need be.
 
     None when the cache cannot be written: then the GGUF file is read each time.
     """
-    import transformers
-
-    folder = cache_folder() / "models" / f"{file_digest(files.path)[:24]}-{dtype}-{transformers.__version__}"
+    folder = converted_folder(files, dtype)
     if folder.is_dir():
         return folder
     _log.info("converting %s once; later starts read the copy in %s", files.path.name, folder)

@@ -42,6 +42,7 @@ from .config import HubConfig, Shaping, TargetConfig, split_address
 from .engines import Engine
 from .following import CanaryMode, Follow
 from .kit.cli import kit_app
+from .memory_budget import Budget, available_mb
 from .posture_cli import posture_app
 from .top_cli import top
 
@@ -265,7 +266,9 @@ def _simulated_engine(profile: str) -> Engine:
 
 
 def _transformers_engine(config: TargetConfig) -> Engine:
-    locate(config.model)  # what is missing is said before the slow imports
+    files = locate(config.model)  # what is missing is said before the slow imports
+    if not config.device.startswith("cuda") or look().host:  # a Jetson's GPU has the machine's memory
+        Budget.of(files, config.dtype, config.kv_cache_mb).check(available_mb())
     import torch
 
     if config.threads:

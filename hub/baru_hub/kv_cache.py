@@ -6,10 +6,12 @@ the pass to their slots, and a registered attention function that attends segmen
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface, Cache, PreTrainedConfig
@@ -45,15 +47,22 @@ class KvShape:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize
 
 
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros, not empty: a masked key still meets its weight of zero, and 0 * NaN is NaN. On a CPU they take no memory
+    before they are written (calloc)."""
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(size) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(size)
+
+
 class _PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformers is only partly typed
     """One layer's pages: keys and values, each [num_slots, num_kv_heads, head_dim]."""
 
     def __init__(self, shape: KvShape, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         size = (num_slots, shape.num_kv_heads, shape.head_dim)
-        # Zeros, not empty: a masked key still meets its weight of zero, and 0 * NaN is NaN.
-        self.keys: torch.Tensor = torch.zeros(size, dtype=dtype, device=device)
-        self.values: torch.Tensor = torch.zeros(size, dtype=dtype, device=device)
+        self.keys: torch.Tensor = _zeros(size, dtype, device)
+        self.values: torch.Tensor = _zeros(size, dtype, device)
         self.is_initialized = True
         self.slots: torch.Tensor | None = None
         self.num_written = 0

@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from baru_common.errors import BaruError, ConfigError, EngineFailure, ModelFileError
+from baru_common.errors import BaruError, CapacityExhausted, ConfigError, EngineFailure, ModelFileError
 from baru_common.model_files import LoadedModel, require_truncatable
+from baru_common.out_of_memory import OUT_OF_MEMORY, is_out_of_memory
 from baru_common.sampling import SamplingContext, SamplingParams
 from baru_common.sampling.sampler import Sampler, lowest_argmax, within
 from baru_hub.acceptance import Decision, standing
@@ -208,7 +209,13 @@ class TransformersEngine:
         try:
             logits, taps = self._forward(batch)
             return self._decide(batch, logits, taps, work)
-        except (RuntimeError, IndexError, TypeError) as error:
+        except (RuntimeError, MemoryError, IndexError, TypeError) as error:
+            if is_out_of_memory(error):
+                raise CapacityExhausted(
+                    "the hub has run out of memory",
+                    hint="try again; if it stays so, give the hub a smaller --kv-cache-mb",
+                    details={"cause": OUT_OF_MEMORY},
+                ) from error
             raise EngineFailure(f"the target failed: {error}") from error
 
     @torch.inference_mode()

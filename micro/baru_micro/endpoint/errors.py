@@ -16,6 +16,7 @@ from baru_common.errors import (
     NotFound,
     PromptTooLong,
 )
+from baru_common.out_of_memory import OUT_OF_MEMORY
 
 RETRY_AFTER_S = 5
 """For a client to wait while no hub answers."""
@@ -63,7 +64,7 @@ def http_status(error: BaruError) -> int:
     if isinstance(error, NotFound):
         return 404
     if isinstance(error, CapacityExhausted):
-        return 429
+        return 503 if error.details.get("cause") == OUT_OF_MEMORY else 429
     return 503 if isinstance(error, (HubUnavailable, HubTimeout)) else 500
 
 
