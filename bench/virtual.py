@@ -149,8 +149,10 @@ def _hand_over(frame: NodeFrame, live: LiveSession) -> None:
 class SlowExecutor(Executor):
     """Runs a simulated drafter's call, `token_s` for each id asked for, on the loop's clock."""
 
-    def __init__(self, token_s: float) -> None:
+    def __init__(self, token_s: float, throttled: tuple[float, float] | None = None) -> None:
         self._token_s = token_s
+        self._throttled = throttled
+        self._start_s = asyncio.get_running_loop().time()
 
     def submit(self, fn: Callable[..., _T], /, *args: Any, **kwargs: Any) -> Future[_T]:
         future: Future[_T] = Future()
@@ -160,7 +162,10 @@ class SlowExecutor(Executor):
             if future.set_running_or_notify_cancel():
                 future.set_result(fn(*args, **kwargs))
 
-        asyncio.get_running_loop().call_later(self._token_s * max_tokens, finish)
+        loop = asyncio.get_running_loop()
+        since_s, slow_s = self._throttled or (math.inf, 0.0)
+        token_s = slow_s if loop.time() - self._start_s >= since_s else self._token_s
+        loop.call_later(token_s * max_tokens, finish)
         return future
 
 
@@ -200,6 +205,8 @@ class Cell:
     num_sessions: int = 1
     num_tokens: int = 400
     """Per session."""
+    throttled: tuple[float, float] | None = None
+    """From this many seconds on, an id takes this many milliseconds: the board is hot."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +258,7 @@ async def _generate(
         max_length=len(prompt) + cell.num_tokens,
         drafter=VirtualDrafter(SimulatedDrafter(cell.acceptance, cell.token_ms, seed=index)) if drafting else None,
         local=None,
-        executor=SlowExecutor(cell.token_ms / 1e3),
+        executor=SlowExecutor(cell.token_ms / 1e3, cell.throttled and (cell.throttled[0], cell.throttled[1] / 1e3)),
         target="simulated",
         clock=asyncio.get_running_loop().time,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
 from random import Random
@@ -145,3 +146,22 @@ def test_f04_a_new_session_starts_afresh() -> None:
     bad = Rounds(0)
     bad.run(200, 0.0)
     assert Rounds(1).session.pace.depth > bad.session.pace.depth
+
+
+@pytest.mark.parametrize(("slow_ms", "round_trip_ms"), [(20, 5), (20, 50), (200, 5), (200, 50)])
+def test_a_drafter_that_slows_down_costs_nothing_and_is_used_for_what_it_still_earns(
+    slow_ms: float, round_trip_ms: float
+) -> None:
+    """A hot board: ten or a hundred times as long for an id from one moment on. From the next id on the rate is that of
+    a drafter which was slow all along, and of the hub alone at least."""
+    cell = Cell("thor-qwen3-27b-nvfp4", 0.8, 2, round_trip_ms, num_tokens=600)
+    throttled = replace(cell, throttled=(200 / simulate(cell).tokens_per_s, slow_ms))
+    alone = simulate(cell, drafting=False).tokens_per_s
+    slow = simulate(replace(cell, token_ms=slow_ms)).tokens_per_s
+    assert rate_between(throttled, 210, 600) >= 0.98 * max(alone, 0.95 * slow)
+
+
+def rate_between(cell: Cell, first: int, last: int) -> float:
+    """Tokens a second after the first `first` ids, up to `last`."""
+    end_s, begin_s = (num / simulate(replace(cell, num_tokens=num)).tokens_per_s for num in (last, first))
+    return (last - first) / (end_s - begin_s)
