@@ -13,8 +13,9 @@ from pathlib import Path
 from baru_common.errors import ConfigError
 from baru_common.model_files import ModelFiles, converted_folder
 
-PROGRAM_MB = 200
-"""Private memory of Python, torch and transformers: 165 MB were measured on x86-64. CUDA takes more; not measured."""
+PROGRAM_MB = 330
+"""Python, torch and transformers (165 MB of private memory, measured on x86-64), and what loading and steps take beside
+weights and cache. CUDA takes more; not measured."""
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _CGROUP_FILES = (("memory.max", "anon"), ("memory.limit_in_bytes", "total_rss"))
 """A group's limit, and what memory.stat calls memory that cannot be given back: in cgroups of version 2, and 1."""

@@ -29,7 +29,7 @@ from support.tiny import plain_greedy, tiny_target
 
 _V1 = Path("/sys/fs/cgroup/memory")
 _PROMPT = [3, 30, 40, 50, 60]
-_KV_MB = 512
+_KV_MB = 1024
 
 
 @contextmanager
@@ -77,7 +77,7 @@ async def test_i01_a_budget_too_small_is_refused_at_the_start() -> None:
         hub = await serve(group, "--kv-cache-mb", "1024")
         _, said = await hub.communicate()
     assert hub.returncode == 1
-    found = re.search(r"needs \d+ MB \(program 200, weights 269, keys and values 1024.*\); (\d+) MB are", said.decode())
+    found = re.search(r"needs \d+ MB \(program 330, weights 269, keys and values 1024.*\); (\d+) MB are", said.decode())
     assert found, said
     assert int(found[1]) <= 900
 

@@ -70,12 +70,12 @@ def test_the_default_target_takes_what_its_parameters_do() -> None:
 
 
 def test_too_little_is_refused_with_every_part() -> None:
-    budget = Budget({"program": 200, "weights": 269, "keys and values": 1024})
-    budget.check(1493)
+    budget = Budget({"program": 330, "weights": 269, "keys and values": 1024})
+    budget.check(1623)
     budget.check(None)
     with pytest.raises(ConfigError) as refused:
         budget.check(1000)
     assert refused.value.message == (
-        "the target needs 1493 MB (program 200, weights 269, keys and values 1024); 1000 MB are available"
+        "the target needs 1623 MB (program 330, weights 269, keys and values 1024); 1000 MB are available"
     )
     assert "--kv-cache-mb" in refused.value.hint

@@ -144,7 +144,7 @@ class Manifest:
         if not self.hubs:
             raise ConfigError(f"{self.path}: no hub", hint="a kit has at least one table [hub.NAME]")
         for name, machine in self.machines.items():
-            Identity(self.kit.name, self.role(name), name)
+            self._check_name(name)
             for model in machine.models:
                 self._known(f"{self.role(name).value}.{name}", "model", model, self.models)
         for name in self.hubs.keys() & self.nodes.keys():
@@ -152,6 +152,12 @@ class Manifest:
         for name, node in self.nodes.items():
             for hub in node.hubs:
                 self._known(f"node.{name}", "hub", hub, self.hubs)
+
+    def _check_name(self, name: str) -> None:
+        try:
+            Identity(self.kit.name, self.role(name), name)
+        except ConfigError as error:
+            raise ConfigError(f"{self.path}: {error.message}", hint=error.hint) from None
 
     def _known(self, where: str, what: str, name: str, there: Mapping[str, object]) -> None:
         if name not in there:
