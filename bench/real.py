@@ -129,6 +129,10 @@ async def measure(arguments: argparse.Namespace) -> None:
     try:
         async with hub_process("--target", arguments.target) as address, AsyncExitStack() as stack:
             variants: dict[str, Variant] = {}
+            for own in arguments.own:  # a hub that drafts by itself; it is idle while another variant runs
+                with_own = await stack.enter_async_context(hub_process("--target", arguments.target, "--drafter", own))
+                node = await stack.enter_async_context(MicroNode.connect(with_own, drafter=None))
+                variants[f"baru hub {own}"] = partial(through_hub, node)
             for name in drafters:
                 node = await stack.enter_async_context(MicroNode.connect(address, drafter=name))
                 variants[f"baru {name}"] = partial(through_hub, node)
@@ -201,11 +205,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default=DEFAULT_TARGET)
     parser.add_argument("--assistant", default=None, help="small model for causal_lm and assisted generation")
+    parser.add_argument(
+        "--own", nargs="*", default=None, help="hub drafters, too; default: eagle3, where one is shipped"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--stride", type=int, default=1, help="use every n-th prompt")
     parser.add_argument("--repetitive", action="store_true", help="the repetitive prompts only")
     arguments = parser.parse_args()
+    if arguments.own is None:
+        arguments.own = ["eagle3"] if arguments.target == DEFAULT_TARGET else []
     os.sched_setaffinity(0, {NODE_CORE})
     asyncio.run(measure(arguments))
     check_identical()

@@ -89,11 +89,23 @@ def usable_device(
     )
 
 
-def _wrong(system: System) -> str:
+def require_fitting(system: System) -> None:
+    """ConfigError, naming both versions, for an image that was not made for this host."""
+    if wrong := _not_fitting(system):
+        raise ConfigError(f"{wrong} ({system})", hint="use an image made for this host's release")
+
+
+def _not_fitting(system: System) -> str:
     if system.image and not system.host:
         return "the host's release is not known"
     if system.image and system.host and not system.host.goes_with(system.image):
         return "the image was made for another release"
+    return ""
+
+
+def _wrong(system: System) -> str:
+    if wrong := _not_fitting(system):
+        return wrong
     return f"{system.missing[0]} cannot be loaded" if system.missing else ""
 
 

@@ -59,6 +59,7 @@ from .events import Finish
 from .field_test import field_test
 from .fit import Shaping
 from .observing import NodeObserver
+from .preflight_cli import preflight
 from .reader import Reader, summary
 from .receipt_cli import verify_receipt
 from .request_options import grammar_of, with_settings
@@ -212,6 +213,7 @@ async def _generate(
 
 app.command()(serve)
 app.command()(chat)
+app.command()(preflight)
 
 
 @app.command()

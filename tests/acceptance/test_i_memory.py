@@ -82,9 +82,12 @@ async def test_i01_a_budget_too_small_is_refused_at_the_start() -> None:
     assert int(found[1]) <= 900
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("num", "length"), [(4, 700), pytest.param(50, 8000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])]
+    ("num", "length"),
+    [
+        pytest.param(4, 700, marks=pytest.mark.timeout(300)),
+        pytest.param(50, 8000, marks=[pytest.mark.full, pytest.mark.timeout(3600)]),
+    ],
 )
 async def test_i01_a_hub_keeps_within_its_limit(num: int, length: int) -> None:
     """1.3 times weights, keys and values. Loading takes no second copy, and conversations leave nothing behind."""

@@ -123,3 +123,13 @@ def test_i02_a_hub_that_may_serves_and_says_what_it_runs_on(tmp_path: Path) -> N
                 assert page.headers["X-Baru-Device"] == "cpu"
         finally:
             hub.kill()
+
+
+@pytest.mark.parametrize(
+    ("image", "code", "words"), [("", 0, "the node can run here"), ("36.4", 1, "image: L4T r36.4")]
+)
+def test_i02_a_node_asks_the_same_of_its_image(image: str, code: int, words: str) -> None:
+    command = (sys.executable, "-m", "baru_micro.cli", "preflight")
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"BARU_IMAGE_L4T": image})
+    assert done.returncode == code
+    assert words in done.stdout + done.stderr

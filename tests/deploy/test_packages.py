@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from baru_hub.kit.boards import BOARDS
+from baru_hub.kit.wheelhouse import resolve
+
 ROOT = Path(__file__).parents[2]
 HEAVY = {"torch", "transformers", "accelerate", "numpy", "safetensors", "gguf"}
 
@@ -23,6 +26,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     done = subprocess.run(command, capture_output=True, text=True)
     assert not done.returncode, done.stdout + done.stderr
     return zipfile.ZipFile(next(out.glob("*.whl")))
+
+
+def test_an_orin_gets_what_its_own_python_needs(wheel: zipfile.ZipFile) -> None:
+    """Python 3.10 there, a later one here: conditions are those of the board. Asks the index."""
+    names = {pin.name: pin for pin in resolve(Path(wheel.filename or ""), ("chat", "mdns", "serve"), BOARDS["orin"])}
+    assert "exceptiongroup" in names  # of Python before 3.11 alone
+    assert {"baru-drafting", "grpcio", "pip", "uvicorn", "zeroconf"} <= names.keys()
+    assert not names.keys() & HEAVY
+    assert all(len(pin.sha256) == 64 for pin in names.values())
 
 
 def required(wheel: zipfile.ZipFile, *extras: str) -> set[str]:

@@ -24,6 +24,7 @@ from .seal import digest_of
 
 _PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
 PROJECT = "baru-drafting"
+_MOST_SAID = 500
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def packages(wheel: Path, extras: Sequence[str], board: Board, into: Path, lock:
     """Put all that this project needs on a board into a folder, and return it. What `lock` says of the same wheel is
     taken, and what is there is not fetched: a bundle that is brought up to date needs no network."""
     asked = repr((board, extras, sys.version_info[:2] if not board.python else "", digest_of(wheel)))
-    key = hashlib.sha256(asked.encode() + deploy_file("kit", "constraints.txt").read_bytes()).hexdigest()
+    key = hashlib.sha256(asked.encode() + _constraints().read_bytes()).hexdigest()
     pins = _read_lock(lock, key) or resolve(wheel, extras, board)
     if not {pin.sha256 for pin in pins} <= {digest_of(file) for file in into.glob("*.whl")}:
         fetch(pins, board, wheel, into)
@@ -83,15 +84,17 @@ def _read_lock(lock: Path, key: str) -> list[Pin]:
 def resolve(wheel: Path, extras: Sequence[str], board: Board) -> list[Pin]:
     """Return all that this project needs on a board, itself and pip included; ConfigError says what is not to be had
     there."""
-    wanted = f"{PROJECT}[{','.join(extras)}] @ {wheel.resolve().as_uri()}"
+    wanted = [f"{PROJECT}[{','.join(extras)}] @ {wheel.resolve().as_uri()}", "pip"]
     with tempfile.TemporaryDirectory() as scratch:
-        report = Path(scratch, "report.json")
+        report, names = Path(scratch, "report.json"), Path(scratch, "names.txt")
+        names.write_text("\n".join(wanted))
+        if board.platforms:
+            _compile(names, board)
         _pip(
             *("install", "--quiet", "--dry-run", "--ignore-installed", "--report", str(report)),
-            *("--only-binary=:all:", "--constraint", str(deploy_file("kit", "constraints.txt"))),
-            *(("--target", scratch) if board.platforms else ()),
+            *("--only-binary=:all:", "--requirement", str(names)),
+            *(("--target", scratch, "--no-deps") if board.platforms else ("--constraint", str(_constraints()))),
             *_for(board),
-            *(wanted, "pip"),
         )
         found: list[dict[str, Any]] = json.loads(report.read_text())["install"]
     pins = (
@@ -103,6 +106,24 @@ def resolve(wheel: Path, extras: Sequence[str], board: Board) -> list[Pin]:
         for one in found
     )
     return sorted(pins, key=lambda pin: pin.name)
+
+
+def _compile(names: Path, board: Board) -> None:
+    """Turn what is wanted into all that it needs on another machine. pip takes its own Python for the target's when it
+    reads conditions such as python_version < "3.11"; uv does not."""
+    try:
+        from uv import find_uv_bin
+    except ImportError as error:
+        raise ConfigError("uv is not installed", hint="pip install 'baru-drafting[kit]'") from error
+    _run(
+        *(find_uv_bin(), "pip", "compile", str(names), "--output-file", str(names), "--quiet", "--no-header"),
+        *("--no-annotate", "--only-binary", ":all:", "--no-python-downloads", "--constraint", str(_constraints())),
+        *("--python-version", board.python, "--python-platform", f"{board.architecture}-manylinux_2_{board.glibc}"),
+    )
+
+
+def _constraints() -> Path:
+    return deploy_file("kit", "constraints.txt")
 
 
 def fetch(pins: Sequence[Pin], board: Board, wheel: Path, into: Path) -> None:
@@ -132,8 +153,15 @@ def _for(board: Board) -> list[str]:
 
 
 def _pip(*arguments: str) -> None:
-    done = subprocess.run([*_PIP, *arguments], capture_output=True, text=True, check=False)  # noqa: S603
+    _run(*_PIP, *arguments)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
         errors = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
-        said = errors[0] if errors else (done.stderr.strip() or "no reason given").splitlines()[-1]
-        raise ConfigError(f"pip cannot get the packages: {said}", hint="a bundle is built where an index is in reach")
+        lines = errors or [line.strip() for line in done.stderr.splitlines() if "WARNING" not in line and line.strip()]
+        raise ConfigError(
+            f"the packages cannot be had: {' '.join(lines) or 'no reason given'}"[:_MOST_SAID],
+            hint="a bundle is built where an index is in reach",
+        )
