@@ -81,7 +81,8 @@ def serve(
         str | None, typer.Option(help="Device that a simulated target takes its time from, e.g. thor-qwen3-8b-int4.")
     ] = TargetConfig.profile,
     drafter: Annotated[
-        str | None, typer.Option(help="Draft at the hub, too: early_exit:LAYERS, eagle3:PATH, mtp or dflash:PATH.")
+        str | None,
+        typer.Option(help="Draft at the hub, too: early_exit:LAYERS, eagle3, eagle3:PATH, mtp or dflash:PATH."),
     ] = TargetConfig.drafter,
     kv_cache_mb: Annotated[
         int, typer.Option(help="Memory for keys and values, MB; it bounds all sessions.")

@@ -55,7 +55,7 @@ class TargetConfig:
     profile: str | None = None
     """Device that a simulated target takes its time from."""
     drafter: str | None = None
-    """The hub's own drafter: early_exit:LAYERS, eagle3:PATH, mtp or dflash:PATH; none: do not draft here."""
+    """The hub's own drafter: early_exit:LAYERS, eagle3, eagle3:PATH, mtp or dflash:PATH; none: do not draft here."""
     kv_cache_mb: int = 1024
     """Memory for keys and values, MB; it bounds all sessions."""
     dtype: str = "bfloat16"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from baru_common.errors import ConfigError
@@ -18,7 +19,10 @@ from .early_exit import EarlyExitDrafter
 from .mtp import Mtp
 from .recurrent import RecurrentDrafter
 
-DRAFTERS = ("early_exit:LAYERS", "eagle3:PATH", "mtp", "dflash:PATH")
+DRAFTERS = ("early_exit:LAYERS", "eagle3", "eagle3:PATH", "mtp", "dflash:PATH")
+_DATA = Path(__file__).parents[1] / "data"
+_SHIPPED = {"0c8d74595952ca17a329723a6dc7371c9f7f0508a74bc596101568efe0c2dafe": "smollm2-135m-eagle3"}
+"""Heads that come with this package, by the digest of their targets' files."""
 
 __all__ = ["DRAFTERS", "DraftAsk", "HubDrafter", "States", "TargetParts", "drafter_digest", "hub_drafter"]
 
@@ -48,8 +52,8 @@ def hub_drafter(spec: str, target: LoadedModel) -> tuple[Maker, Head | None]:
     if name == "dflash" and argument:
         dflash = DFlash.load(argument, target)
         return (lambda parts: DFlashDrafter(dflash, parts)), dflash
-    if name == "eagle3" and argument:
-        eagle = Eagle3.load(argument, target)
+    if name == "eagle3":
+        eagle = Eagle3.load(_eagle3_folder(argument, target), target)
         return (lambda parts: RecurrentDrafter(eagle, "eagle3", eagle.taps, parts)), eagle
     raise ConfigError(f"there is no hub drafter {spec!r}", hint=f"use one of: {', '.join(DRAFTERS)}")
 
@@ -59,5 +63,18 @@ def drafter_digest(spec: str, target: LoadedModel) -> bytes:
     and how it is cut from them. Where a head lies does not matter."""
     name, _, argument = spec.partition(":")
     is_folder = name in ("eagle3", "dflash")
-    weights = folder_digest(argument) if is_folder else target.fingerprint.hex()
+    folder = _eagle3_folder(argument, target) if name == "eagle3" else argument
+    weights = folder_digest(folder) if is_folder else target.fingerprint.hex()
     return fingerprint({"family": name, "argument": "" if is_folder else argument, "weights": weights})
+
+
+def _eagle3_folder(argument: str, target: LoadedModel) -> str:
+    """The folder of a head: the one that is named, or that comes with this package for the target."""
+    if argument:
+        return argument
+    if target.files.digest not in _SHIPPED:
+        raise ConfigError(
+            f"no eagle3 head for {target.files.name} comes with this package",
+            hint="name one's folder, eagle3:PATH; `baru-hub distill` trains one",
+        )
+    return str(_DATA / _SHIPPED[target.files.digest])
