@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import ssl
 import sys
 import time
@@ -24,6 +25,7 @@ from .top import Readings, View, view
 from .top_screen import Cropped, drawn
 
 DEFAULT_METRICS = ["127.0.0.1:9464"]
+_ENDS = {signal.SIGINT, signal.SIGTERM}
 
 
 def top(
@@ -101,11 +103,21 @@ class Watcher:
 
 
 def _watch(watcher: Watcher, interval_s: float, console: Console) -> None:
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            live.update(Cropped(drawn(watcher.view(), watcher.missing)), refresh=True)
-            time.sleep(interval_s)
-            watcher.read()
+    """Until it is told to end. It looks for that between two readings: an exception out of a signal, in the midst of
+    starting threads, can leave one that is waited for at the end for good."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+    try:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            told = None
+            while told is None:
+                live.update(Cropped(drawn(watcher.view(), watcher.missing)), refresh=True)
+                if (told := signal.sigtimedwait(_ENDS, interval_s)) is None:
+                    watcher.read()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if told.si_signo == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise typer.Exit(128 + told.si_signo)
 
 
 def _tls(files: tuple[str, str, str]) -> ssl.SSLContext | None:

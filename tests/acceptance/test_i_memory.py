@@ -9,13 +9,14 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from baru_common.drafters.cascade import CascadeDrafter
 from baru_common.drafters.ngram import NgramDrafter
+from baru_common.errors import CapacityExhausted
 from baru_common.model_files import DEFAULT_TARGET, locate
 from baru_common.out_of_memory import is_out_of_memory
 from baru_common.sampling import SamplingParams
@@ -129,10 +130,8 @@ def exhausted() -> None:
     )
 
 
-async def test_i01_a_step_without_memory_is_taken_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Whoever was in it comes back in a moment, and gets the same answer."""
+async def test_i01_a_step_without_memory_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever was in it is told to try again; nothing of it is left, and the next one is served."""
     forward, failures = TransformersEngine._forward, iter([True])
 
     def failing(self: TransformersEngine, batch: object) -> object:
@@ -140,11 +139,17 @@ async def test_i01_a_step_without_memory_is_taken_again(
             exhausted()
         return forward(self, batch)  # type: ignore[arg-type]
 
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
     async with hub_of(tiny_target()) as hub:
         monkeypatch.setattr(TransformersEngine, "_forward", failing)
-        finish, _ = await generate(hub.address, _PROMPT, SamplingParams(max_tokens=4, ignore_eos=True))
-    assert list(finish.ids) == plain_greedy(tiny_target(), _PROMPT, 4)
-    assert any("a verification step of 1 sessions failed" in record.message for record in caplog.records)
+        # gRPC may lose the reason when a stream is ended in a write; then the node takes it for a link that broke, and
+        # comes back for its answer by itself.
+        with suppress(CapacityExhausted):
+            await generate(hub.address, _PROMPT, params)
+        assert next(failures, None) is None
+        finish, _ = await generate(hub.address, _PROMPT, params)
+        assert list(finish.ids) == plain_greedy(tiny_target(), _PROMPT, 4)
+        assert hub.verifier.num_sessions == 0
 
 
 async def test_i01_an_endpoint_says_503_and_when_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:

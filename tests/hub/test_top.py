@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -223,6 +224,15 @@ async def test_in_a_real_terminal_it_goes_on_until_ctrl_c() -> None:
             assert await asyncio.wait_for(here.process.wait(), 20) == 130
             assert not re.search(rb"\x1b\[[0-9;]*3\dm", here.written)
             assert here.written.rindex(b"\x1b[?1049l") > here.written.rindex(b"nobody")
+
+
+async def test_told_to_end_it_leaves_the_screen_as_it_was() -> None:
+    program = (sys.executable, "-m", "baru_hub.cli", "top", "--interval", "0.2", "--metrics")
+    async with kit() as (hub, _), in_terminal(*program, hub, width=60) as here:
+        await here.until("accepted")
+        here.process.terminate()
+        assert await asyncio.wait_for(here.process.wait(), 20) == 128 + signal.SIGTERM
+        assert here.written.rindex(b"\x1b[?1049l") > here.written.rindex(b"accepted")
 
 
 @contextmanager

@@ -226,7 +226,7 @@ async def test_the_doctor_tells_people_and_scripts() -> None:
     """A table, or one object; exit code 0 when all is well and 1 when not."""
     async with hub_of(_TARGET) as hub:
         code, table, _ = await cli("doctor", "--hub", hub.address)
-        assert (code, table.count(" ok ") + table.count("\nok ")) == (0, 7)
+        assert (code, table.count(" ok ") + table.count("\nok ")) == (0, 8)
         code, out, _ = await cli("doctor", "--hub", hub.address, "--json", "--drafter", "telepathy")
     told = json.loads(out)
     assert (code, told["ok"], [check["ok"] for check in told["checks"]]) == (1, False, [*[True] * 4, False])
