@@ -50,6 +50,7 @@ def main() -> None:
         *(simulated_table(simulated, sessions) for sessions in (1, 8, 32)),
         real_table(list(Store(KEPT / "real.jsonl").rows().values())),
         real_table(list(Store(KEPT / "real_small_drafter.jsonl").rows().values())),
+        real_table(list(Store(KEPT / "real_head.jsonl").rows().values())),
         load_table(list(Store(KEPT / "load.jsonl").rows().values())),
         steps_table(Store(KEPT / "steps.jsonl").rows()),
     ]
