@@ -313,8 +313,8 @@ async def _serve(engine: Engine, config: HubConfig, say: Say, follow: Follow, pa
         facts |= {"health": page.address} if page.address else {}
         facts |= {"device": page.device} if page.device else {}
         await stack.enter_async_context(watched(hub.verifier.goes_on))
-        say.event("ready", address=hub.address, target=spec.target_name, engine=spec.engine, **facts)
         page.says = lambda: _state(hub.verifier)
+        say.event("ready", address=hub.address, target=spec.target_name, engine=spec.engine, **facts)
         notify(READY="1", STATUS=f"serving {spec.target_name} at {hub.address}")
         await stop.wait()
         notify(STOPPING="1", STATUS="draining")
