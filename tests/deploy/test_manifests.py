@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from baru_common import __version__
+from baru_common.preflight import RELEASE_FILE
 from baru_hub.kit import places, render
 from baru_hub.kit.manifest import Manifest
 
@@ -120,6 +121,12 @@ def test_pods_may_do_nothing_but_serve(path: Path) -> None:
         assert {path for path, read_only in mounts.items() if not read_only} == {str(places.STATE), "/tmp"}  # noqa: S108
 
 
+@pytest.mark.parametrize("name", ["thor-hub", "orin-node"])
+def test_boards_see_the_release_that_the_preflight_compares(name: str) -> None:
+    (pod,) = pods(DEPLOY / "k3s" / "overlays" / name)
+    assert str(RELEASE_FILE) in [mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]]
+
+
 @pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.name)
 def test_probes_let_a_target_load_and_ask_for_pages_that_exist(path: Path) -> None:
     for pod in pods(path):
@@ -151,6 +158,7 @@ def test_a_hub_is_scraped_under_its_services_port(tmp_path: Path) -> None:
     monitor, service = found["ServiceMonitor", "baru-hub"], found["Service", "baru-hub-metrics"]
     assert service["metadata"]["labels"].items() >= monitor["spec"]["selector"]["matchLabels"].items()
     (port,) = service["spec"]["ports"]
+    assert monitor["metadata"]["namespace"] == service["metadata"]["namespace"]
     assert monitor["spec"]["endpoints"][0]["port"] == port["name"]
     assert port["port"] == places.METRICS_PORT
 
@@ -194,9 +202,8 @@ def test_a_kits_hub_is_an_overlay_with_its_settings_and_keys(tmp_path: Path) -> 
     pod = found["StatefulSet"]["spec"]["template"]["spec"]
     assert pod["containers"][0]["resources"]["limits"] == {"memory": "64000Mi"}
     assert pod["runtimeClassName"] == "nvidia"
-    names = [
-        source.get("configMap", source.get("secret"))["name"] for source in pod["volumes"][0]["projected"]["sources"]
-    ]
+    (projected,) = (volume["projected"] for volume in pod["volumes"] if "projected" in volume)
+    names = [source.get("configMap", source.get("secret"))["name"] for source in projected["sources"]]
     assert names == [found["ConfigMap"]["metadata"]["name"], found["Secret"]["metadata"]["name"]]
 
 
