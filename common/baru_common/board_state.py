@@ -62,11 +62,17 @@ def look(root: Path = Path("/")) -> BoardState:
         temperatures_c=dict(_temperatures(root)),
         throttle_events=dict(_throttling(root)),
         power_w=dict(_power(root)),
-        memory_mb={
-            {"MemTotal": "total", "MemAvailable": "available"}[name]: int(kb) / 1024
-            for name, kb in _MEMORY.findall(_text(root / "proc/meminfo") or "")
-        },
+        memory_mb=_memory(root),
     )
+
+
+def memory_kb(meminfo: Path) -> dict[str, int]:
+    """Return MemTotal and MemAvailable, as far as the file says them."""
+    return {name: int(kb) for name, kb in _MEMORY.findall(_text(meminfo) or "")}
+
+
+def _memory(root: Path) -> dict[str, float]:
+    return {name.removeprefix("Mem").lower(): kb / 1024 for name, kb in memory_kb(root / "proc/meminfo").items()}
 
 
 def _power_mode(root: Path) -> str | None:
@@ -136,15 +142,18 @@ INSTRUMENTS = [POWER_MODE, TEMPERATURE, THROTTLED, POWER, MEMORY]
 
 
 def gauges(root: Path = Path("/")) -> Mapping[str, Callable[[], Series]]:
-    """What each instrument shows when somebody looks."""
+    """What each instrument shows when somebody looks: it reads its own part of the board, and no more."""
 
-    def read(of: Callable[[BoardState], Mapping[str, float]]) -> Callable[[], Series]:
-        return lambda: {(name,): value for name, value in of(look(root)).items()}
+    def mode(root: Path) -> dict[str, float]:
+        return {name: 1} if (name := _power_mode(root)) else {}
+
+    def read(part: Callable[[Path], Mapping[str, float] | Iterator[tuple[str, float]]]) -> Callable[[], Series]:
+        return lambda: {(name,): value for name, value in dict(part(root)).items()}
 
     return {
-        POWER_MODE.name: read(lambda state: {state.power_mode: 1} if state.power_mode else {}),
-        TEMPERATURE.name: read(lambda state: state.temperatures_c),
-        THROTTLED.name: read(lambda state: state.throttle_events),
-        POWER.name: read(lambda state: state.power_w),
-        MEMORY.name: read(lambda state: state.memory_mb),
+        POWER_MODE.name: read(mode),
+        TEMPERATURE.name: read(_temperatures),
+        THROTTLED.name: read(_throttling),
+        POWER.name: read(_power),
+        MEMORY.name: read(_memory),
     }

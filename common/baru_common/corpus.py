@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .cache_folder import write_atomically
 from .errors import ConfigError
 from .folders import data_folder
+from .whole_files import write_atomically
 
 DEFAULT_CORPUS = "default"
 MAX_TEXT_BYTES = 8 << 20

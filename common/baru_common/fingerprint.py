@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from .cache_folder import write_atomically
 from .folders import cache_folder
+from .whole_files import write_atomically
 
 _CHUNK_BYTES = 1 << 20
 

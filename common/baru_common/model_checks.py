@@ -6,6 +6,7 @@ A model may come from anybody. Lengths are compared with what the files hold bef
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,7 +57,7 @@ def check_sizes(config: Path, weights: Sequence[Path]) -> None:
     if not isinstance(raw, dict):
         raise ModelFileError(f"{config} is no configuration", hint=_COPY)
     num_bytes = sum(path.stat().st_size for path in weights)
-    num_tensors = sum(map(_num_tensors, weights))
+    num_tensors = sum(len(_header(path)) for path in weights)
     for value in _mappings(raw):
         for key, number in value.items():
             most = min(_MAX_PARTS, num_tensors) if _PARTS.search(key) else _MAX_NUMBER
@@ -85,18 +86,29 @@ def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
             todo.extend(value)
 
 
-def _num_tensors(path: Path) -> int:
-    """Return how many tensors a safetensors file says it has. The library checks the rest: offsets that overlap, are
-    out of range, or leave gaps."""
+def num_weights(path: Path) -> int:
+    """Return how many weights a safetensors or GGUF file says it holds; ModelFileError when its header is unsound."""
+    if path.suffix == ".gguf":
+        return check_gguf(path)
+    tensors = (tensor for name, tensor in _header(path).items() if name != "__metadata__")
+    try:
+        return sum(math.prod(tensor["shape"]) for tensor in tensors)
+    except (TypeError, KeyError) as error:
+        raise ModelFileError(f"{path} is no safetensors file: {error!r}", hint=_COPY) from error
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """Return what a safetensors file says of its tensors. The library checks the rest: offsets that overlap, are out of
+    range, or leave gaps."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         if not 2 <= size <= min(MAX_JSON_BYTES, path.stat().st_size - 8):
             raise ModelFileError(f"{path} is no safetensors file: its header would have {size} bytes", hint=_COPY)
         try:
-            header = json.loads(file.read(size))
+            header: dict[str, Any] = json.loads(file.read(size))
         except (ValueError, RecursionError) as error:
             raise ModelFileError(f"{path} is no safetensors file: {error}", hint=_COPY) from error
-    return len(header)
+    return header
 
 
 # -- GGUF
@@ -107,11 +119,11 @@ _GGUF_STRING, _GGUF_ARRAY = 8, 9
 _MAX_KEYS, _MAX_TENSORS, _MAX_STRINGS, _MAX_DIMS = 4096, 1 << 16, 1 << 20, 4
 
 
-def check_gguf(path: Path) -> None:
-    """Raise ModelFileError for a GGUF file whose header promises more than the file holds."""
+def check_gguf(path: Path) -> int:
+    """Return how many weights a GGUF file holds; ModelFileError when its header promises more than the file has."""
     try:
         with path.open("rb") as file:
-            _Gguf(file, path.stat().st_size).check()
+            return _Gguf(file, path.stat().st_size).check()
     except (OSError, ValueError, struct.error) as error:
         raise ModelFileError(f"{path} is no sound GGUF file: {error}", hint="copy the file again") from error
 
@@ -122,7 +134,8 @@ class _Gguf:
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._size = file, size
 
-    def check(self) -> None:
+    def check(self) -> int:
+        """Return how many weights there are."""
         magic, version, num_tensors, num_keys = self._read("<4sIQQ")
         if magic != b"GGUF" or version not in (2, 3):
             raise ValueError(f"it begins with {magic!r}, version {version}")
@@ -135,19 +148,17 @@ class _Gguf:
                 self._at_most("layers", number, num_tensors)
             elif number is not None and key.endswith((b"_length", b".head_count", b"_count")):
                 self._at_most(key.decode(errors="replace"), number, _MAX_NUMBER)
-        for _ in range(num_tensors):
-            self._tensor()
+        return sum(self._tensor() for _ in range(num_tensors))
 
-    def _tensor(self) -> None:
+    def _tensor(self) -> int:
         self._string()
         (num_dims,) = self._read("<I")
         self._at_most("dimensions", num_dims, _MAX_DIMS)
-        num_weights = 1
-        for dim in self._read(f"<{num_dims}Q"):
-            num_weights *= dim
+        num_weights: int = math.prod(self._read(f"<{num_dims}Q"))
         _, offset = self._read("<IQ")
         self._at_most("weights", num_weights, 8 * self._size)
         self._at_most("bytes before a tensor", offset, self._size)
+        return num_weights
 
     def _value(self, kind: int) -> int | None:
         """Pass a value; return it if it is a plain 32-bit number."""

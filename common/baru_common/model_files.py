@@ -17,12 +17,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .cache_folder import folder_written_atomically
 from .errors import ModelFileError
 from .fingerprint import file_digest, files_digest, fingerprint
 from .folders import cache_folder
 from .model_checks import check_gguf, check_sizes, read_json, refuse_code, require_inside
 from .tokens import TokenizerBundle, Vocabulary
+from .whole_files import folder_written_atomically
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from baru_common.cache_folder import write_atomically
 from baru_common.errors import AuditBroken, ConfigError, HubUnavailable
 from baru_common.signatures import Trust, canonical, spelled, utc_now
+from baru_common.whole_files import write_atomically
 
 from .audit import (
     HEAD_FILE,

@@ -20,10 +20,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
 
-from baru_common.cache_folder import write_atomically
 from baru_common.certificates import HUB_HOST, Certificate, revoked_serials
 from baru_common.errors import ConfigError, NotFound
 from baru_common.identity import Identity, Role
+from baru_common.whole_files import write_atomically
 
 BACKDATED = timedelta(days=1)
 """How far back a certificate starts."""

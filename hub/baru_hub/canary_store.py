@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from baru_common.board import board_name
-from baru_common.cache_folder import write_atomically
+from baru_common.whole_files import write_atomically
 
 from .canary import Figure, Record, Triple
 

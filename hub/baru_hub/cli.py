@@ -188,11 +188,12 @@ def preflight(
 ) -> None:
     """Does this machine's system go with this program, and can the target's device be used? Exit code 1: no."""
     target = ConfigFile.read(config).settings("target", TargetConfig, {})
-    device = usable_device(target.device, allow_cpu=target.allow_cpu)
+    system = look()
+    device = usable_device(target.device, allow_cpu=target.allow_cpu, system=system)
     if json_output:
-        print_json({"device": device, "found": str(look())})
+        print_json({"device": device, "found": str(system)})
     else:
-        typer.echo(f"the target can run on {device} ({look()})")
+        typer.echo(f"the target can run on {device} ({system})")
 
 
 @app.command()

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from baru_common.board_state import memory_kb
 from baru_common.errors import ConfigError
+from baru_common.model_checks import num_weights
 from baru_common.model_files import ModelFiles, converted_folder
 
 PROGRAM_MB = 330
@@ -56,15 +58,15 @@ class Budget:
 
 def weights_mb(files: ModelFiles, dtype: str) -> float:
     """Return what the weights take once they are loaded, from what the files say of themselves."""
-    return sum(map(_num_elements, files.weights)) * _BYTES.get(dtype, 4) / 1e6
+    return sum(map(num_weights, files.weights)) * _BYTES.get(dtype, 4) / 1e6
 
 
 def available_mb(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float | None:
     """Return what this process may take in all, with what it has already: of the machine's memory, and of each limit
     that it is under. None when nothing says so."""
     own = _named(_lines(proc / "self" / "status"), "RssAnon:") / 1000
-    machine = _named(_lines(proc / "meminfo"), "MemAvailable:") / 1000
-    rooms = [*([machine] if machine else []), *_limits_mb(proc, cgroups)]
+    machine = memory_kb(proc / "meminfo").get("MemAvailable")
+    rooms = [*([machine / 1000] if machine else []), *_limits_mb(proc, cgroups)]
     return min(rooms) + own if rooms else None
 
 
@@ -100,20 +102,3 @@ def _lines(file: Path) -> list[str]:
         return file.read_text().splitlines()
     except OSError:
         return []
-
-
-def _num_elements(weights: Path) -> int:
-    if weights.suffix == ".gguf":
-        from gguf import GGUFReader
-
-        return sum(int(tensor.n_elements) for tensor in GGUFReader(weights).tensors)
-    from safetensors import safe_open
-
-    total = 0
-    with safe_open(weights, framework="pt") as archive:
-        for name in archive.keys():  # noqa: SIM118  # not a dictionary
-            size = 1
-            for length in archive.get_slice(name).get_shape():
-                size *= length
-            total += size
-    return total

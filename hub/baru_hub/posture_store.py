@@ -20,8 +20,8 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from baru_common.cache_folder import write_atomically
 from baru_common.errors import ConfigError, NotFound
+from baru_common.whole_files import write_atomically
 
 from .posture import MAX_BYTES, Document, parse
 

@@ -6,10 +6,10 @@ import hashlib
 import logging
 from pathlib import Path
 
-from baru_common.cache_folder import write_atomically
 from baru_common.errors import BaruError
 from baru_common.folders import cache_folder
 from baru_common.frames import HubDescription
+from baru_common.whole_files import write_atomically
 
 from .transport import description_from_bytes, description_to_bytes
 

@@ -7,9 +7,9 @@ from base64 import b64decode, b64encode
 from pathlib import Path
 from typing import Any
 
-from baru_common.cache_folder import write_atomically
 from baru_common.errors import ConfigError, ReceiptInvalid
 from baru_common.signatures import SignedStatement, wrong
+from baru_common.whole_files import write_atomically
 
 from .proof import Content
 

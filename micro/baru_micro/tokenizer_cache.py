@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
-from baru_common.cache_folder import write_atomically
 from baru_common.errors import TokenizerMismatch
 from baru_common.folders import cache_folder
 from baru_common.tokens import TokenizerBundle
+from baru_common.whole_files import write_atomically
 
 _log = logging.getLogger(__name__)
 

@@ -25,6 +25,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baru_common.identity import Role
 from baru_micro.transport import HubChannel
+from support.fault_proxy import free_address
 from support.kits import kit
 from support.tiny import save, tiny_target
 
@@ -37,11 +38,6 @@ cli._transformers_engine = lambda config: (time.sleep(delay_s), load(config))[1]
 cli.main()
 """
 """The hub, whose target takes its time to load."""
-
-
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 async def page(address: str, path: str) -> tuple[int, str]:

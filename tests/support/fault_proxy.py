@@ -168,7 +168,8 @@ def _name(bound: socket.socket) -> str:
     return f"{host}:{port}"
 
 
-def _free_address() -> str:
+def free_address() -> str:
+    """HOST:PORT on loopback that nobody listens on."""
     with _reserved_socket() as tried:
         return _name(tried)
 
@@ -192,7 +193,7 @@ class FaultProxy(Lab):
         choose = random.Random(seed)
         self.processes = Processes()
         self._reserved = _reserved_socket()
-        self.target = target or _free_address()
+        self.target = target or free_address()
         self._up, self._down = _Way(choose), _Way(choose)
         self._attempts_s: list[float] = []
         self._connections: set[_Connection] = set()

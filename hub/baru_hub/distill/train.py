@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from baru_common.cache_folder import write_atomically
 from baru_common.model_files import LoadedModel
+from baru_common.whole_files import write_atomically
 from baru_hub.drafters.checkpoint import tap_layers
 from baru_hub.drafters.eagle3 import Eagle3Head
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from baru_common.cache_folder import write_atomically
 from baru_common.errors import ConfigError
+from baru_common.whole_files import write_atomically
 
 from .seal import digest_of
 
@@ -88,7 +88,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class Copy:
-    """A model, or a folder of manifests, as it is in the bundle."""
+    """A model, as it is in the bundle."""
 
     source: Path
     path: Path

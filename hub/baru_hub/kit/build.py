@@ -24,11 +24,11 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from baru_common import __version__
-from baru_common.cache_folder import write_atomically
 from baru_common.certificates import Certificate
 from baru_common.errors import ConfigError, ModelFileError
 from baru_common.identity import Role
 from baru_common.model_files import locate
+from baru_common.whole_files import write_atomically
 from baru_hub.ca import Authority
 
 from . import places, render
@@ -125,14 +125,14 @@ class Bundle:
     def _for_containers(self, name: str, folder: Path) -> None:
         """Write what compose or k3s has to know, and a key for the endpoint of a node; it stays the same."""
         manifest, role, run = self.manifest, self.manifest.role(name), self.manifest.machines[name].run
-        if role is Role.NODE and run is not Run.SYSTEMD:
+        if role is Role.NODE and manifest.machines[name].in_container:
             keys = folder / "tls" / places.API_KEYS.name
             if not keys.exists():
                 write_atomically(keys, f"{secrets.token_urlsafe(32)}\n".encode())
         if run is Run.COMPOSE:
             write_atomically(folder / "compose.env", render.compose_environment(manifest, name).encode())
         elif run is Run.K3S and role is Role.HUB:
-            files = [file for file in ("baru.toml", "allow", "posture.toml") if (folder / file).exists()]
+            files = [file for file in places.SETTINGS_FILES if (folder / file).exists()]
             keys_of = [file.name for file in (folder / "tls").iterdir()]
             text = render.k3s_instance(manifest, name, files, keys_of)
             write_atomically(folder / "kustomization.yaml", text.encode())

@@ -155,7 +155,7 @@ def _instance(part: Part, to: Path) -> list[Action]:
     """The hub's own kustomization, with what it makes a ConfigMap and a Secret of."""
     if part.role is not Role.HUB:
         return []
-    names = ("kustomization.yaml", "baru.toml", "allow", "posture.toml")
+    names = ("kustomization.yaml", *places.SETTINGS_FILES)
     plain = [Put(to / name, (part.folder / name).read_bytes()) for name in names if (part.folder / name).exists()]
     keys = [Put(to / file.name, file.read_bytes(), 0o600) for file in sorted((part.folder / "tls").iterdir())]
     return [*plain, *keys]

@@ -58,6 +58,11 @@ class Machine:
     settings: _Settings = field(default_factory=dict)
     """More for its settings file, by table."""
 
+    @property
+    def in_container(self) -> bool:
+        """It has an address of its own that is known only once it runs."""
+        return self.run is not Run.SYSTEMD
+
     def __post_init__(self) -> None:
         board(self.board)
         if not self.address:

@@ -13,6 +13,7 @@ MANIFEST = Path("/etc/baru/kit.toml")
 ALLOWED = Path("/etc/baru/allow")
 """A hub's list of who may connect; read again when it changes."""
 POSTURE = Path("/etc/baru/posture.toml")
+SETTINGS_FILES = (SETTINGS.name, ALLOWED.name, POSTURE.name)
 API_KEYS = TLS / "api.keys"
 """Who may use the endpoint of a node in a container: its port is not on that container's loopback."""
 PROGRAM = Path("/opt/baru")

@@ -12,6 +12,7 @@ from baru_common import __version__
 from baru_common.identity import Role
 
 from . import places
+from .boards import board
 from .manifest import HubMachine, Manifest, NodeMachine, Run
 
 _Table = dict[str, Any]
@@ -63,39 +64,43 @@ def kind(machine: HubMachine | NodeMachine) -> str:
 
 
 def _hub(manifest: Manifest, machine: HubMachine, model_files: Mapping[str, str]) -> _Table:
-    inside = machine.run is not Run.SYSTEMD  # a container has an address of its own
+    own = _own_address(machine)
     tables: _Table = {
         "hub": {
-            "listen": f"{places.IN_CONTAINERS if inside else machine.address}:{places.HUB_PORT}",
+            "listen": f"{own if machine.in_container else machine.address}:{places.HUB_PORT}",
             "tls": str(places.TLS),
             "allow_file": str(places.ALLOWED),
-            "metrics": f"{places.IN_CONTAINERS if inside else '127.0.0.1'}:{places.METRICS_PORT}",
-            "health": f"{places.IN_CONTAINERS if inside else '127.0.0.1'}:{places.HEALTH_PORT}",
+            "metrics": f"{own}:{places.METRICS_PORT}",
+            "health": f"{own}:{places.HEALTH_PORT}",
             "audit": str(places.STATE / "audit"),
         },
         "target": {"model": model_files[machine.target]} if machine.target else {},
     }
-    if inside:
+    if machine.in_container:
         tables["hub"]["metrics_tls"] = [str(places.TLS / name) for name in ("hub.pem", "hub.key", "ca.pem")]
     return tables | ({"posture": {"document": str(places.POSTURE)}} if manifest.kit.posture else {})
 
 
 def _node(manifest: Manifest, machine: NodeMachine) -> _Table:
     hubs = [manifest.hubs[name].address for name in manifest.hubs_of(machine)]
-    inside = machine.run is not Run.SYSTEMD
     return {
         "hub": [f"{address}:{places.HUB_PORT}" for address in hubs],
         "tls": str(places.TLS),
         "drafter": machine.drafter,
-        "listen": f"{places.IN_CONTAINERS if inside else '127.0.0.1'}:{places.ENDPOINT_PORT}",
-        **({"api_key_file": str(places.API_KEYS)} if inside else {}),
+        "listen": f"{_own_address(machine)}:{places.ENDPOINT_PORT}",
+        **({"api_key_file": str(places.API_KEYS)} if machine.in_container else {}),
     }
+
+
+def _own_address(machine: HubMachine | NodeMachine) -> str:
+    """Where what is for the machine itself listens."""
+    return places.IN_CONTAINERS if machine.in_container else "127.0.0.1"
 
 
 def compose_environment(manifest: Manifest, name: str) -> str:
     """What compose.yaml has to know of a machine beyond its settings file."""
     machine, role = manifest.machines[name], manifest.role(name).value
-    kind = {"thor": "thor", "orin": "orin"}.get(machine.board, "cpu")
+    kind = machine.board if board(machine.board).cuda else "cpu"
     lines = {
         "COMPOSE_PROFILES": role,
         "COMPOSE_FILE": "compose.yaml" if kind == "cpu" else "compose.yaml:jetson.yaml",
@@ -112,8 +117,8 @@ def k3s_instance(manifest: Manifest, name: str, files: Iterable[str], secrets: I
     nodes = any(node.run is Run.K3S for node in manifest.nodes.values())
     overlays = ["thor-hub" if machine.board == "thor" else "single-box"]
     overlays += ["orin-node"] if nodes and machine.board == "thor" else []
-    limits = {"limits": {"memory": f"{machine.memory_mb}Mi"}}
-    patch = [{"op": "add", "path": "/spec/template/spec/containers/0/resources/limits", "value": limits["limits"]}]
+    limits = {"memory": f"{machine.memory_mb}Mi"}
+    patch = [{"op": "add", "path": "/spec/template/spec/containers/0/resources/limits", "value": limits}]
     made: _Table = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",

@@ -17,8 +17,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from baru_common.cache_folder import write_atomically
 from baru_common.errors import ConfigError
+from baru_common.whole_files import write_atomically
 from baru_hub.ca import Authority
 
 SUMS, SIGNATURE, AUTHORITY = "SHA256SUMS", "SHA256SUMS.sig", "ca.pem"

@@ -15,8 +15,8 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from baru_common import __version__
-from baru_common.cache_folder import write_atomically
 from baru_common.errors import ConfigError
+from baru_common.whole_files import write_atomically
 
 from .boards import Board
 from .places import deploy_file

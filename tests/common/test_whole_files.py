@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from baru_common.cache_folder import folder_written_atomically, write_atomically
+from baru_common.whole_files import folder_written_atomically, write_atomically
 
 
 class Crash(BaseException):
