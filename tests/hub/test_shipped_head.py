@@ -18,7 +18,7 @@ from baru_hub.drafters.eagle3 import load_eagle3
 from baru_hub.engines.transformers import TransformersEngine
 from support.hubs import generate, hub_of
 from support.lockstep import free_running
-from support.tiny import tiny_target
+from support.tiny import tiny_target, twin
 
 _ANSWERS = json.loads((Path(__file__).parents[1] / "data" / "greedy_smollm2_fp32.json").read_text())["answers"]
 _FOLDER = _DATA / "smollm2-135m-eagle3"
@@ -57,7 +57,7 @@ def test_it_is_worth_asking(default_target: LoadedModel) -> None:
 @pytest.mark.timeout(180)
 async def test_a_hub_serves_with_it_and_says_the_same(default_target: LoadedModel) -> None:
     answer = _ANSWERS["list-01"]
-    engine = TransformersEngine(default_target, kv_cache_mb=64, drafter="eagle3")
+    engine = TransformersEngine(twin(default_target), kv_cache_mb=64, drafter="eagle3")
     async with hub_of(engine, scheduler=free_running()) as hub:
         finish, _ = await generate(hub.address, answer["prompt_ids"], SamplingParams(max_tokens=48))
     assert list(finish.ids) == answer["ids"][:48]

@@ -53,7 +53,7 @@ def hub_drafter(spec: str, target: LoadedModel) -> tuple[Maker, Head | None]:
         dflash = DFlash.load(argument, target)
         return (lambda parts: DFlashDrafter(dflash, parts)), dflash
     if name == "eagle3":
-        eagle = Eagle3.load(_eagle3_folder(argument, target), target)
+        eagle = Eagle3.load(_eagle3_folder(spec, target), target)
         return (lambda parts: RecurrentDrafter(eagle, "eagle3", eagle.taps, parts)), eagle
     raise ConfigError(f"there is no hub drafter {spec!r}", hint=f"use one of: {', '.join(DRAFTERS)}")
 
@@ -63,18 +63,19 @@ def drafter_digest(spec: str, target: LoadedModel) -> bytes:
     and how it is cut from them. Where a head lies does not matter."""
     name, _, argument = spec.partition(":")
     is_folder = name in ("eagle3", "dflash")
-    folder = _eagle3_folder(argument, target) if name == "eagle3" else argument
+    folder = _eagle3_folder(spec, target) if name == "eagle3" else argument
     weights = folder_digest(folder) if is_folder else target.fingerprint.hex()
     return fingerprint({"family": name, "argument": "" if is_folder else argument, "weights": weights})
 
 
-def _eagle3_folder(argument: str, target: LoadedModel) -> str:
+def _eagle3_folder(spec: str, target: LoadedModel) -> str:
     """The folder of a head: the one that is named, or that comes with this package for the target."""
+    name, colon, argument = spec.partition(":")
     if argument:
         return argument
-    if target.files.digest not in _SHIPPED:
+    if colon or target.files.digest not in _SHIPPED:
         raise ConfigError(
-            f"no eagle3 head for {target.files.name} comes with this package",
+            f"there is no hub drafter {spec!r}: no {name} head for {target.files.name} comes with this package",
             hint="name one's folder, eagle3:PATH; `baru-hub distill` trains one",
         )
     return str(_DATA / _SHIPPED[target.files.digest])
